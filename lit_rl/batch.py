@@ -1,0 +1,141 @@
+"""RolloutBatch: what a step carries from the prompt to the loss, and the axis legend used everywhere.
+
+Axes: `P` prompts, `G` completions per prompt, `B = P * G` rows (the G rows of a prompt adjacent), `S` prompt
+tokens (left-padded), `T` completion tokens (right-padded), `V` vocabulary, `K` top entries, `R` reward functions.
+
+Existence comes from lengths: position s of row b is a prompt token when `s >= S - prompt_len[b]`, position t is a
+completion token when `t < completion_len[b]`. `completion_mask` says only where a token counts in a loss. What
+stands at other positions is never read.
+"""
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class RolloutBatch:
+    """Rows of one step. Fields that a stage has not filled yet are None.
+
+    Attributes:
+        prompt_ids: (B, S) long, left-padded. The ids generated from are the ids trained on.
+        prompt_len: (B,) long.
+        prompt_row: (B,) long. Index of the data row, over all files.
+        columns: data columns by name, each a list of B plain Python values.
+        num_generations: G; rows g, g+1, ..., g+G-1 belong to one prompt.
+        completion_ids: (B, T) long, right-padded. Sampled tokens, the end token included.
+        completion_len: (B,) long.
+        completion_mask: (B, T) bool. True where a token counts in a loss.
+        finish_reason: B times "stop" (an end token or string) or "length" (the limit).
+        policy_version: (B,) long. Weights that wrote the row.
+        rollout_logps: (B, T) float. As the engine reported them, at the sampling temperature.
+        feedback: B times the text that the reward returned, or None.
+        rewards: (B,) float. Weighted sum, NaN where no function applied.
+        rewards_per_func: (B, R) float. NaN where a function did not apply.
+        advantages: (B,) or (B, T) float.
+        old_logps: (B, T) float. By the training model before the step's first update.
+        ref_logps: (B, T) float. Under the reference.
+        values, returns: (B, T) float. The critic's output and its target.
+        teacher_prompt_ids: (B, S') long, left-padded. The teacher's prompt.
+        teacher_prompt_len: (B,) long.
+        teacher_logps: (B, T) float. Under the teacher, with its own prompt.
+        self_distillation_mask: (B,) bool. Rows that have a teacher context.
+    """
+
+    prompt_ids: Tensor
+    prompt_len: Tensor
+    prompt_row: Tensor
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+    num_generations: int = 1
+    completion_ids: Tensor | None = None
+    completion_len: Tensor | None = None
+    completion_mask: Tensor | None = None
+    finish_reason: list[str] | None = None
+    policy_version: Tensor | None = None
+    rollout_logps: Tensor | None = None
+    feedback: list[str | None] | None = None
+    rewards: Tensor | None = None
+    rewards_per_func: Tensor | None = None
+    advantages: Tensor | None = None
+    old_logps: Tensor | None = None
+    ref_logps: Tensor | None = None
+    values: Tensor | None = None
+    returns: Tensor | None = None
+    teacher_prompt_ids: Tensor | None = None
+    teacher_prompt_len: Tensor | None = None
+    teacher_logps: Tensor | None = None
+    self_distillation_mask: Tensor | None = None
+
+    def __len__(self) -> int:
+        return self.prompt_ids.shape[0]
+
+    @property
+    def prompt_mask(self) -> Tensor:
+        """(B, S) bool. True at real prompt tokens."""
+        width = self.prompt_ids.shape[1]
+        positions = torch.arange(width, device=self.prompt_ids.device)
+        return positions >= width - self.prompt_len[:, None]
+
+    @property
+    def token_mask(self) -> Tensor:
+        """(B, T) bool. True at real completion tokens, counted in a loss or not."""
+        assert self.completion_ids is not None and self.completion_len is not None
+        return length_mask(self.completion_len, self.completion_ids.shape[1])
+
+    def select(self, index: Tensor | list[int] | slice) -> "RolloutBatch":
+        """The rows at these positions, in this order. Padding widths stay as they are."""
+        if isinstance(index, slice):
+            positions = list(range(len(self)))[index]
+        else:
+            positions = index.tolist() if isinstance(index, Tensor) else list(index)
+        rows = torch.tensor(positions, dtype=torch.long)
+
+        def pick(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return value[rows.to(value.device)]
+            if isinstance(value, list):
+                return [value[i] for i in positions]
+            if isinstance(value, dict):
+                return {name: pick(column) for name, column in value.items()}
+            return value
+
+        return replace(self, **{f.name: pick(getattr(self, f.name)) for f in fields(self)})
+
+    def repeat(self, num_generations: int) -> "RolloutBatch":
+        """Each row G times, adjacent: P prompts become P * G rows."""
+        index = torch.arange(len(self)).repeat_interleave(num_generations)
+        return replace(self.select(index), num_generations=num_generations)
+
+    def to(self, device: torch.device | str) -> "RolloutBatch":
+        """Tensors on the device, everything else shared."""
+        moved = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{k: v.to(device) if isinstance(v, Tensor) else v for k, v in moved.items()})
+
+
+def length_mask(lengths: Tensor, width: int) -> Tensor:
+    """(B, width) bool, true at the first lengths[b] positions of row b.
+
+    Args:
+        lengths: (B,) long.
+    """
+    return torch.arange(width, device=lengths.device) < lengths[:, None]
+
+
+def padded(rows: list[list[int]], side: str, fill: int = 0) -> tuple[Tensor, Tensor]:
+    """Rows of ids as one tensor: ((B, width) long, (B,) long lengths).
+
+    Args:
+        rows: ids of each row.
+        side: "left" or "right", where padding goes.
+        fill: the id at padding; never read.
+    """
+    assert side in ("left", "right")
+    width = max((len(row) for row in rows), default=0)
+    out = torch.full((len(rows), width), fill, dtype=torch.long)
+    for i, row in enumerate(rows):
+        if row:
+            start = width - len(row) if side == "left" else 0
+            out[i, start : start + len(row)] = torch.tensor(row, dtype=torch.long)
+    return out, torch.tensor([len(row) for row in rows], dtype=torch.long)

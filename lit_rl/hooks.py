@@ -1,0 +1,111 @@
+"""Events beyond Lightning's own, with their payloads, and the one way to raise them.
+
+A plug-in is any `lightning.Callback` with a method named like an event; subclassing `RLCallback` only adds type
+checking and help. Payload goes by keyword, on every rank, in callback order; return values are ignored.
+Handlers should end in `**payload`, so that payloads can grow.
+"""
+
+from typing import Any
+
+import lightning as L
+from torch import Tensor
+
+from lit_rl.batch import RolloutBatch
+
+
+class RLCallback(L.Callback):
+    """Every event as a typed method that does nothing."""
+
+    def on_generation_batch_built(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        *,
+        generate_every: int,
+        steps_per_generation: int,
+        rollout: RolloutBatch,
+        **payload: Any,
+    ) -> None:
+        """A new rollout was generated (source: TRL SDPO, callbacks).
+
+        Args:
+            generate_every: micro-batches between two generations, all iterations over the rollout included.
+            steps_per_generation: micro-batches in one pass over the rollout.
+            rollout: the rows, before they are scored.
+        """
+
+    def on_rollout_scored(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *, rollout: RolloutBatch, **payload: Any
+    ) -> None:
+        """Rewards and feedback are filled in."""
+
+    def on_self_distillation_batch_prepared(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        *,
+        prompt_ids: Tensor,
+        completion_ids: Tensor,
+        old_per_token_logps: Tensor | None = None,
+        **payload: Any,
+    ) -> None:
+        """A self-distillation batch is ready (source: TRL SDPO, callbacks).
+
+        Args:
+            prompt_ids: (B, S) long. The student's prompts.
+            completion_ids: (B, T) long.
+            old_per_token_logps: (B, T) float, where the importance ratio has its inputs; else None.
+        """
+
+    def on_teacher_context_built(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        *,
+        teacher_input_ids: Tensor,
+        teacher_attention_mask: Tensor,
+        completion_mask: Tensor,
+        self_distillation_mask: Tensor,
+        **payload: Any,
+    ) -> None:
+        """The teacher's inputs are built (source: TRL SDPO, callbacks).
+
+        Args:
+            teacher_input_ids: (B, S' + T) long. Teacher prompt, then the student's completion.
+            teacher_attention_mask: (B, S' + T) long, 1 at real tokens.
+            completion_mask: (B, T) bool. Tokens that count.
+            self_distillation_mask: (B,) bool. Rows that have a teacher context.
+        """
+
+    def on_update_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        *,
+        step: int,
+        metrics: dict[str, float],
+        **payload: Any,
+    ) -> None:
+        """The step's updates are done and the teacher has been synced.
+
+        Args:
+            step: iterations done, this one included.
+            metrics: the step's metrics by name, over all ranks.
+        """
+
+
+EVENTS = tuple(name for name in vars(RLCallback) if name.startswith("on_"))
+
+
+def emit(pl_module: L.LightningModule, event: str, **payload: Any) -> None:
+    """Call the event's method on each callback of the trainer that has one.
+
+    Lightning's own dispatcher would raise on a callback without the method.
+    """
+    assert event in EVENTS, event
+    trainer = pl_module.trainer
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        handler = getattr(callback, event, None)
+        if callable(handler):
+            with trainer.profiler.profile(f"[Callback]{callback.state_key}.{event}"):
+                handler(trainer, pl_module, **payload)
