@@ -7,39 +7,55 @@ from lit_rl.distributed import all_max_, all_sum_
 
 
 class MetricSums:
-    """Weighted means and maxima of a step, exact over micro-batches and ranks.
+    """Means, maxima and losses of a step, exact over micro-batches and ranks.
 
-    Nothing is read from the device until `reduce`, which makes two collectives, so every rank must have
+    Nothing is read from the device until `reduce`, which makes at most three collectives, so every rank must have
     added the same names.
+
+    Args:
+        device: where the sums are kept.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
         self._sums: dict[str, Tensor] = {}
         self._maxima: dict[str, Tensor] = {}
+        self._shares: dict[str, Tensor] = {}
+        self._updates = 0
 
     def add(self, name: str, total: Tensor | float, count: Tensor | float = 1.0) -> None:
         """Add a sum and the number of things it is over; the metric is sum / count."""
-        pair = torch.stack([_scalar(total), _scalar(count)])
+        pair = torch.stack([self._scalar(total), self._scalar(count)])
         self._sums[name] = self._sums[name] + pair if name in self._sums else pair
 
     def add_max(self, name: str, value: Tensor | float) -> None:
         """Keep the largest value."""
-        value = _scalar(value)
-        self._maxima[name] = torch.maximum(self._maxima[name], value) if name in self._maxima else value
+        new = self._scalar(value)
+        self._maxima[name] = torch.maximum(self._maxima[name], new) if name in self._maxima else new
+
+    def add_share(self, name: str, value: Tensor | float) -> None:
+        """Add a micro-batch's share of a loss; the metric is the loss of an optimizer batch, averaged over them."""
+        new = self._scalar(value)
+        self._shares[name] = self._shares[name] + new if name in self._shares else new
+
+    def end_update(self) -> None:
+        """An optimizer batch is complete."""
+        self._updates += 1
 
     def reduce(self) -> dict[str, float]:
-        """Means (0 where nothing was counted) and maxima over all ranks, by name. Collective."""
+        """Every metric over all ranks, by name; a mean is 0 where nothing was counted. Collective."""
         out: dict[str, float] = {}
         if self._sums:
             table = all_sum_(torch.stack(list(self._sums.values())))
             means = table[:, 0] / torch.where(table[:, 1] == 0, torch.ones_like(table[:, 1]), table[:, 1])
             out.update(zip(self._sums, means.tolist(), strict=True))
+        if self._shares:
+            losses = all_sum_(torch.stack(list(self._shares.values()))) / max(self._updates, 1)
+            out.update(zip(self._shares, losses.tolist(), strict=True))
         if self._maxima:
-            out.update(
-                zip(self._maxima, all_max_(torch.stack(list(self._maxima.values()))).tolist(), strict=True)
-            )
+            maxima = all_max_(torch.stack(list(self._maxima.values())))
+            out.update(zip(self._maxima, maxima.tolist(), strict=True))
         return out
 
-
-def _scalar(value: Tensor | float) -> Tensor:
-    return torch.as_tensor(value).detach().to("cpu", torch.float64, non_blocking=True)
+    def _scalar(self, value: Tensor | float) -> Tensor:
+        return torch.as_tensor(value).detach().to(self.device, torch.float64)

@@ -1,0 +1,182 @@
+"""RolloutGeneration: fills in completions before a step is trained or validated, and owns the engine."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
+
+import lightning as L
+
+from lit_rl.algorithms.base import RLModule
+from lit_rl.batch import RolloutBatch
+from lit_rl.distributed import world_size
+from lit_rl.errors import ConfigError
+from lit_rl.hooks import emit
+from lit_rl.models.load import end_token_ids
+from lit_rl.models.roles import named_base_tensors
+from lit_rl.rollout.engine import RolloutEngine
+from lit_rl.rollout.sampling import Sampling
+from lit_rl.seeding import derived_seed
+
+
+@dataclass(frozen=True)
+class ValSampling:
+    """How validation completions are drawn; null is as in training (source: verl `rollout.val_kwargs`).
+
+    Args:
+        n: completions per prompt.
+        temperature: 0 is greedy.
+        top_p: as in `algo.sampling`.
+        top_k: as in `algo.sampling`.
+        min_p: as in `algo.sampling`.
+        max_completion_length: as in `algo.sampling`.
+        repetition_penalty: as in `algo.sampling`.
+        ignore_eos: as in `algo.sampling`.
+        stop_token_ids: as in `algo.sampling`.
+        stop: as in `algo.sampling`.
+        generation_kwargs: as in `algo.sampling`.
+
+    Raises:
+        ConfigError: n is below 1, or several equal greedy completions are asked for.
+    """
+
+    key: ClassVar[str] = "rollout.val_kwargs"
+
+    n: int = 1
+    temperature: float | None = 0.0
+    top_p: float | None = 1.0
+    top_k: int | None = 0
+    min_p: float | None = None
+    max_completion_length: int | None = None
+    repetition_penalty: float | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    stop: list[str] | None = None
+    generation_kwargs: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.n < 1:
+            raise ConfigError(f"{self.key}.n must be >= 1 (found {self.n!r}).")
+        if self.temperature == 0 and self.n > 1:
+            raise ConfigError(
+                f"{self.key}.n must be 1 when {self.key}.temperature is 0 (found {self.n}): greedy completions of "
+                f"one prompt are all equal; set a temperature above 0."
+            )
+
+    def over(self, training: Sampling) -> Sampling:
+        """The training settings with everything replaced that is not null here."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "n"}
+        return replace(training, **{name: value for name, value in own.items() if value is not None})
+
+
+class RolloutGeneration(L.Callback):
+    """Writes the completions of each training and validation batch with the current policy.
+
+    Weights go to the engine before a generation and only when the policy has changed since. A batch that already
+    carries completions is left alone.
+
+    Args:
+        engine: writes completions.
+        val_kwargs: how validation completions are drawn.
+    """
+
+    def __init__(self, engine: RolloutEngine, val_kwargs: ValSampling | None = None) -> None:
+        self.engine = engine
+        self.val_kwargs = val_kwargs or ValSampling()
+        self._is_bound = False
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        assert isinstance(pl_module, RLModule)
+        if pl_module.sampling.temperature == 0:
+            raise ConfigError(
+                "algo.sampling.temperature must be > 0 (found 0): greedy completions have no log-probability to learn "
+                "from; for greedy validation set rollout.val_kwargs.temperature=0."
+            )
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: RolloutBatch, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, RLModule)
+        if batch.completion_ids is not None:
+            return
+        with pl_module.clock("generate"):
+            rollout = self.generate(
+                pl_module, batch, pl_module.sampling, pl_module.num_generations, purpose="train"
+            )
+        pl_module.set_rollout(rollout)
+        micro_steps = pl_module.batch.micro_steps(len(rollout), world_size())
+        emit(
+            pl_module,
+            "on_generation_batch_built",
+            generate_every=micro_steps * pl_module.num_iterations,
+            steps_per_generation=micro_steps,
+            rollout=rollout,
+        )
+
+    def on_validation_batch_start(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        batch: RolloutBatch,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        assert isinstance(pl_module, RLModule)
+        if batch.completion_ids is not None:
+            return
+        with pl_module.clock("validate"):
+            sampling = self.val_kwargs.over(pl_module.sampling)
+            rollout = self.generate(pl_module, batch, sampling, self.val_kwargs.n, purpose="validate")
+        pl_module.set_rollout(rollout)
+
+    def generate(
+        self,
+        pl_module: RLModule,
+        prompts: RolloutBatch,
+        sampling: Sampling,
+        num_generations: int,
+        purpose: str,
+    ) -> RolloutBatch:
+        """Completions for these prompts by the current policy.
+
+        Args:
+            pl_module: holds policy, chat template and seed.
+            prompts: P rows without completions.
+            sampling: how to draw.
+            num_generations: G.
+            purpose: keeps the noise of training and validation apart.
+        """
+        self.bind(pl_module)
+        if self.engine.policy_version != pl_module.policy_version:
+            self.engine.sync_weights(named_base_tensors(pl_module.policy), pl_module.policy_version)
+        return self.engine.generate(
+            prompts.to(pl_module.device),
+            num_generations=num_generations,
+            sampling=sampling,
+            seed=derived_seed(pl_module.seed, purpose),
+            step=pl_module.step,
+            on_progress=self._progress(pl_module.trainer),
+        )
+
+    def bind(self, pl_module: RLModule) -> None:
+        """Connect the engine with the policy, once."""
+        if self._is_bound:
+            return
+        chat = pl_module.chat
+        self.engine.bind(
+            pl_module.policy,
+            end_token_ids=end_token_ids(pl_module.policy, chat.tokenizer),
+            pad_token_id=chat.pad_token_id,
+            decode=chat.decode,
+        )
+        self._is_bound = True
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage == "fit":
+            self.engine.close()
+
+    @staticmethod
+    def _progress(trainer: L.Trainer) -> Any:
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            report = getattr(callback, "generation_progress", None)
+            if callable(report):
+                return report
+        return None

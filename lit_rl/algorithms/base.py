@@ -1,0 +1,409 @@
+"""RLModule: one step of every algorithm, read top to bottom in `training_step`."""
+
+import math
+import os
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from lit_rl.algorithms.iteration import rl_iteration
+from lit_rl.algorithms.reporting import add_reward_metrics, add_rollout_metrics
+from lit_rl.algorithms.validation import ValidationScores
+from lit_rl.batch import RolloutBatch
+from lit_rl.data.chat import Chat
+from lit_rl.distributed import all_sum_, sum_gradients_, world_size
+from lit_rl.errors import ConfigError, DataError
+from lit_rl.functional.masking import Totals, totals_of
+from lit_rl.hooks import emit
+from lit_rl.metrics import MetricSums
+from lit_rl.models.roles import Role
+from lit_rl.models.score import Rows, TokenScores, check_head, score
+from lit_rl.objectives.batch_plan import BatchPlan
+from lit_rl.rewards.base import RewardSum, Sample
+from lit_rl.rollout.sampling import Sampling
+from lit_rl.seeding import derived_generator
+from lit_rl.timing import Clock
+
+
+class RLModule(L.LightningModule):
+    """The step: take a rollout, score it, prepare it, assign credit, update, sync.
+
+    A dataloader batch is one iteration. Subclasses override `prepare`, `assign_credit`, `loss` and `sync`;
+    `training_step` is final. Any batch that carries completions can be trained on: without them,
+    `RolloutGeneration` has to fill them in.
+
+    Args:
+        policy: the model that is trained.
+        optimizer: from parameters or parameter groups to an optimizer.
+        scheduler: from (optimizer, total_steps=) to a schedule that is stepped once per iteration.
+        reward: scores completions; None for algorithms that need no reward.
+        sampling: how completions are drawn; every log-probability is taken at its temperature.
+        batch: how the rows of a step are cut.
+        num_generations: G, completions per prompt.
+        num_iterations: passes over the rows of a step.
+        mask_truncated_completions: rows cut at the length limit enter no loss and no divisor.
+        max_grad_norm: cap of the gradient norm per optimizer step; 0 is off.
+        on_nonfinite: a NaN or infinite gradient: "error" stops, "skip" leaves that update out and counts it.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: nn.Module,
+        optimizer: OptimizerCallable,
+        scheduler: LRSchedulerCallable,
+        reward: RewardSum | None = None,
+        sampling: Sampling | None = None,
+        batch: BatchPlan | None = None,
+        num_generations: int = 8,
+        num_iterations: int = 1,
+        mask_truncated_completions: bool = False,
+        max_grad_norm: float = 1.0,
+        on_nonfinite: str = "error",
+    ) -> None:
+        super().__init__()
+        for name, value, low in (
+            ("num_generations", num_generations, 1),
+            ("num_iterations", num_iterations, 1),
+            ("max_grad_norm", max_grad_norm, 0),
+        ):
+            if value < low:
+                raise ConfigError(f"algo.{name} must be >= {low} (found {value!r}).")
+        if on_nonfinite not in ("error", "skip"):
+            raise ConfigError(f"algo.on_nonfinite must be 'error' or 'skip' (found {on_nonfinite!r}).")
+        self.automatic_optimization = False
+        self.policy = policy
+        self.optimizer, self.scheduler = optimizer, scheduler
+        self.reward = reward
+        self.sampling = sampling or Sampling()
+        self.batch = batch or BatchPlan()
+        self.num_generations, self.num_iterations = num_generations, num_iterations
+        self.mask_truncated_completions = mask_truncated_completions
+        self.max_grad_norm, self.on_nonfinite = max_grad_norm, on_nonfinite
+
+        self.ref: Role | None = None
+        self.teacher: Role | None = None
+        self.optimizer_steps = 0
+        self.clock = Clock()
+        self.sums = MetricSums()
+        self.metrics: dict[str, float] = {}
+        self.last_rollout: RolloutBatch | None = None
+        self.validation = ValidationScores()
+        self._rollout: RolloutBatch | None = None
+        self._is_built = False
+
+    # ---------------------------------------------------------------------------------------------- the step
+
+    def training_step(self, batch: RolloutBatch, batch_idx: int) -> dict[str, Any]:
+        """One iteration; the whole algorithm in reading order."""
+        self.sums = MetricSums(self.device)
+        with rl_iteration(self):
+            rollout = self.take_rollout(batch)
+            with self.clock("score"):
+                self.score_rewards(rollout)
+                self.prepare(rollout)
+                self.assign_credit(rollout)
+            with self.clock("update"):
+                for rows in self.optimizer_batches(rollout):
+                    totals = self.totals(rows)
+                    for micro_batch in self.batch.micro_batches(rows):
+                        loss = self.loss(micro_batch, totals)
+                        self.sums.add_share("train/loss", loss)
+                        self.backward_locally(loss)
+                    self.update_policy()
+                self.sync()
+        self.report(rollout)
+        return {"loss": torch.tensor(self.metrics["train/loss"]), "metrics": self.metrics}
+
+    def prepare(self, rollout: RolloutBatch) -> None:
+        """Fill in what the loss compares with. Without gradient.
+
+        Old log-probabilities are only needed when a second update will find the policy moved; for the first one
+        they are the current ones.
+        """
+        if self.batch.optimizer_steps(len(rollout), self.num_iterations, world_size()) > 1:
+            rollout.old_logps = self.logps(self.policy, rollout)
+
+    def assign_credit(self, rollout: RolloutBatch) -> None:
+        """Turn rewards into `rollout.advantages`."""
+
+    def loss(self, micro_batch: RolloutBatch, totals: Totals) -> Tensor:
+        """This micro-batch's share of the loss of the whole optimizer batch.
+
+        Args:
+            micro_batch: rows with everything `prepare` and `assign_credit` filled in.
+            totals: tokens and rows of the optimizer batch over all ranks.
+
+        Returns:
+            Scalar; the sum over micro-batches and ranks is the loss.
+        """
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """What follows the policy at the end of a step, such as a teacher."""
+
+    # ------------------------------------------------------------------------------------- parts of the step
+
+    def set_rollout(self, rollout: RolloutBatch) -> None:
+        """Hand over this step's completions; `RolloutGeneration` does."""
+        self._rollout = rollout
+
+    def take_rollout(self, batch: RolloutBatch) -> RolloutBatch:
+        """This step's completions: handed over, or in the batch itself.
+
+        Raises:
+            ConfigError: neither, so no callback generates.
+        """
+        rollout, self._rollout = self._rollout, None
+        if rollout is None and batch.completion_ids is not None:
+            rollout = batch
+        if rollout is None:
+            raise ConfigError(
+                "The batch carries no completions and none were generated: add the callback RolloutGeneration "
+                "(callbacks.rollout=${rollout}), or train on data that has completions."
+            )
+        return rollout.to(self.device)
+
+    def score_rewards(self, rollout: RolloutBatch) -> None:
+        """Fill in rewards and feedback, and take rows out of the loss that must not count."""
+        assert rollout.completion_mask is not None
+        if self.reward is not None:
+            scores = self.reward(self.samples(rollout))
+            rollout.rewards = scores.rewards.to(self.device)
+            rollout.rewards_per_func = scores.rewards_per_func.to(self.device)
+            rollout.feedback = scores.feedback
+            rollout.completion_mask &= ~rollout.rewards.isnan()[:, None]
+            for name, value in scores.metrics.items():
+                self.sums.add(f"reward/{name}", value * len(rollout), len(rollout))
+            emit(self, "on_rollout_scored", rollout=rollout)
+        if self.mask_truncated_completions:
+            assert rollout.finish_reason is not None
+            is_cut = torch.tensor(
+                [reason == "length" for reason in rollout.finish_reason], device=self.device
+            )
+            rollout.completion_mask &= ~is_cut[:, None]
+
+    def samples(self, rollout: RolloutBatch) -> list[Sample]:
+        """The rows as reward functions see them."""
+        assert rollout.completion_ids is not None and rollout.completion_len is not None
+        assert rollout.finish_reason is not None
+        lengths = rollout.completion_len.tolist()
+        ids = [row[:n] for row, n in zip(rollout.completion_ids.tolist(), lengths, strict=True)]
+        names = list(rollout.columns)
+        rows = zip(*rollout.columns.values(), strict=True) if names else ((),) * len(rollout)
+        columns = [dict(zip(names, row, strict=True)) for row in rows]
+        prompt_key = self.trainer.datamodule.prompt_key  # type: ignore[attr-defined]
+        return [
+            Sample(
+                prompt=values.get(prompt_key),
+                completion=self.chat.decode(tokens),
+                completion_ids=tokens,
+                columns=values,
+                finish_reason=reason,
+            )
+            for tokens, values, reason in zip(ids, columns, rollout.finish_reason, strict=True)
+        ]
+
+    def score(self, model: nn.Module, rows: RolloutBatch, *, with_entropy: bool = False) -> TokenScores:
+        """Log-probabilities of the completions under a model, at the sampling temperature."""
+        assert rows.completion_ids is not None and rows.completion_len is not None
+        return score(
+            model,
+            Rows(rows.prompt_ids, rows.prompt_len, rows.completion_ids, rows.completion_len),
+            temperature=self.sampling.temperature,
+            with_entropy=with_entropy,
+        )
+
+    @torch.no_grad()
+    def logps(self, model: nn.Module, rollout: RolloutBatch) -> Tensor:
+        """(B, T) log-probabilities without gradient, in score micro-batches."""
+        assert rollout.completion_ids is not None
+        out = torch.zeros(rollout.completion_ids.shape, dtype=torch.float32, device=self.device)
+        for index in self.batch.score_batches(rollout):
+            out[index] = self.score(model, rollout.select(index)).logps.to(out.dtype)
+        return out
+
+    def optimizer_batches(self, rollout: RolloutBatch):
+        """The optimizer batches of every pass over the rows of this rank."""
+        for iteration in range(self.num_iterations):
+            generator = derived_generator(self.seed, self.step, "shuffle", iteration)
+            for index in self.batch.optimizer_batches(
+                len(rollout), num_ranks=world_size(), generator=generator
+            ):
+                yield rollout.select(index)
+
+    def totals(self, rows: RolloutBatch) -> Totals:
+        """Tokens and rows that count in this optimizer batch, over all ranks. Collective."""
+        assert rows.completion_mask is not None
+        local = totals_of(rows.completion_mask, self.sampling.max_completion_length)
+        tokens, count = all_sum_(torch.stack([local.tokens, local.rows]))
+        return Totals(tokens=tokens, rows=count, max_completion_length=local.max_completion_length)
+
+    def backward_locally(self, loss: Tensor) -> None:
+        """Add to the gradients of this rank; `update_policy` brings the ranks together once."""
+        wrapper = self.trainer.model
+        if isinstance(wrapper, DistributedDataParallel):
+            with wrapper.no_sync():
+                self.manual_backward(loss)
+        else:
+            self.manual_backward(loss)
+
+    def update_policy(self) -> None:
+        """Bring gradients together, clip them, take the optimizer step.
+
+        Raises:
+            FloatingPointError: the gradient is not finite and `on_nonfinite` is "error".
+        """
+        optimizer = self.optimizers()
+        parameters = [p for p in self.policy.parameters() if p.requires_grad]
+        sum_gradients_(parameters)
+        norm = nn.utils.clip_grad_norm_(parameters, self.max_grad_norm or math.inf)
+        is_finite = bool(norm.isfinite())
+        if is_finite:
+            optimizer.step()  # type: ignore[union-attr]
+            self.optimizer_steps += 1
+            self.sums.add("train/grad_norm", norm)
+        elif self.on_nonfinite == "error":
+            raise FloatingPointError(
+                f"The gradient norm is {norm.item()} at step {self.step + 1}; the weights are unchanged. "
+                f"Set algo.on_nonfinite=skip to leave such updates out, trainer.detect_anomaly=true to find the cause."
+            )
+        self.sums.add("train/skipped_updates", 0.0 if is_finite else 1.0)
+        self.sums.end_update()
+        optimizer.zero_grad()  # type: ignore[union-attr]
+
+    def report(self, rollout: RolloutBatch) -> None:
+        """Bring the step's metrics together, step the schedule, tell the callbacks. Collective."""
+        add_rollout_metrics(self.sums, rollout)
+        add_reward_metrics(self.sums, rollout)
+        lap = self.clock.lap()
+        for phase in ("generate", "score", "teacher", "update"):
+            self.sums.add_max(f"time/{phase}", lap.get(phase, 0.0))
+        self.metrics = self.sums.reduce()
+        seconds = sum(self.metrics[f"time/{phase}"] for phase in ("generate", "score", "teacher", "update"))
+        self.metrics["rollout/tokens_per_second"] = self.metrics["rollout/tokens"] / max(seconds, 1e-9)
+        self.metrics["train/lr"] = self.optimizers().param_groups[0]["lr"]  # type: ignore[union-attr]
+        self.metrics["train/optimizer_steps"] = float(self.optimizer_steps)
+        self.lr_schedulers().step()  # type: ignore[union-attr, call-arg]
+        self.last_rollout = rollout
+        self.log_dict(self.metrics)
+        emit(self, "on_update_end", step=self.step, metrics=self.metrics)
+
+    # -------------------------------------------------------------------------------------------- validation
+
+    def validation_step(self, batch: RolloutBatch, batch_idx: int) -> None:
+        """Score the validation completions that `RolloutGeneration` wrote, each row once."""
+        with self.clock("validate"):
+            rollout = self.take_rollout(batch)
+            if self.reward is None:
+                raise ConfigError(
+                    "Validation needs a reward; set trainer.val_check_interval=0 to run without."
+                )
+            scores = self.reward(self.samples(rollout))
+            rollout.rewards, rollout.rewards_per_func = scores.rewards, scores.rewards_per_func
+            rollout.feedback = scores.feedback
+            self.validation.add(rollout, self.trainer.datamodule.data_source_key)  # type: ignore[attr-defined]
+
+    def on_validation_epoch_end(self) -> None:
+        """Log accuracy per data source over all ranks. Collective."""
+        self.log_dict(self.validation.compute())
+        self.validation.reset()
+
+    # ------------------------------------------------------------------------------------------------- setup
+
+    @property
+    def step(self) -> int:
+        """Iterations done, the running one not included."""
+        return self.trainer.global_step
+
+    @property
+    def policy_version(self) -> int:
+        """Changes whenever the policy's weights do."""
+        return self.optimizer_steps
+
+    @property
+    def seed(self) -> int:
+        """Seed of the run, as `lightning.seed_everything` set it (42 if nobody did)."""
+        return int(os.environ.get("PL_GLOBAL_SEED", "42"))
+
+    @property
+    def chat(self) -> Chat:
+        """Tokenizer and chat template, from the datamodule."""
+        return self.trainer.datamodule.chat  # type: ignore[attr-defined]
+
+    @property
+    def reward_names(self) -> list[str]:
+        """One name per column of `rewards_per_func`."""
+        return self.reward.names if self.reward is not None else []
+
+    @property
+    def stateful(self) -> dict[str, Role]:
+        """Moving parts outside the policy's parameters, by name; a checkpoint holds each of them."""
+        roles = {"ref": self.ref, "teacher": self.teacher}
+        return {name: role for name, role in roles.items() if role is not None and role.is_moving}
+
+    def setup(self, stage: str) -> None:
+        """Build what needs the initial policy. Runs before a checkpoint is read, so copies start from there."""
+        if self._is_built:
+            return
+        self._is_built = True
+        check_head(self.policy)
+        self.policy.train()
+        self.build_roles()
+
+    def build_roles(self) -> None:
+        """Make the frozen and averaged copies that this algorithm needs."""
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        """The optimizer over decayed and undecayed parameters, and its schedule in iterations."""
+        trained = [p for p in self.policy.parameters() if p.requires_grad]
+        if not trained:
+            raise ConfigError("The policy has no trainable parameter.")
+        decayed, undecayed = [p for p in trained if p.ndim >= 2], [p for p in trained if p.ndim < 2]
+        groups: list[dict[str, Any]] = [{"params": decayed}]
+        if undecayed:
+            groups.append({"params": undecayed, "weight_decay": 0.0})
+        optimizer = self.optimizer(groups)
+        total_steps = int(self.trainer.estimated_stepping_batches)
+        return {"optimizer": optimizer, "lr_scheduler": self.scheduler(optimizer, total_steps=total_steps)}
+
+    # -------------------------------------------------------------------------------------------- checkpoint
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add counters and moving copies; leave out weights that `model.path` brings back."""
+        frozen = [n for n, p in self.named_parameters() if not p.requires_grad]
+        for name in frozen:
+            checkpoint["state_dict"].pop(name, None)
+        checkpoint["lit_rl"] = {
+            "algorithm": type(self).__name__,
+            "optimizer_steps": self.optimizer_steps,
+            "seconds": dict(self.clock.total),
+            "left_out": frozen,
+            "roles": {name: role.state_dict() for name, role in self.stateful.items()},
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take counters and copies back, and refill what the file names as left out."""
+        saved = checkpoint["lit_rl"]
+        if saved["algorithm"] != type(self).__name__:
+            raise DataError(
+                f"The checkpoint was written by {saved['algorithm']}, this run is {type(self).__name__}; "
+                f"resume with the same algo, or start fresh with checkpoint.resume_mode=disable."
+            )
+        own = self.state_dict()
+        for name in saved["left_out"]:
+            checkpoint["state_dict"][name] = own[name]
+        self.optimizer_steps = saved["optimizer_steps"]
+        self.clock.total.update(saved["seconds"])
+        for name, state in saved["roles"].items():
+            role = getattr(self, name)
+            if role is None:
+                raise DataError(f"The checkpoint holds a {name!r}, this run has none; its settings differ.")
+            role.load_state_dict(state)

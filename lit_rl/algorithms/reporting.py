@@ -1,0 +1,64 @@
+"""What a step reports about its rollout: one function per family of metrics, all as exact sums.
+
+| metric | formula |
+| --- | --- |
+| `rollout/completion_len` | tokens / rows |
+| `rollout/truncated_frac` | rows that ended at the length limit / rows |
+| `rollout/tokens` | completion tokens of the step, all ranks |
+| `rollout/loss_tokens` | tokens that count in the loss |
+| `rollout/reward`, `reward/<function>` | mean over rows that have one |
+| `rollout/reward_std` | mean over groups of the standard deviation in the group |
+| `rollout/zero_variance_frac` | groups of equal rewards / groups |
+| `rollout/all_right_frac`, `rollout/all_wrong_frac` | groups whose rows are all right, or all wrong / groups |
+
+A row is right when its weighted reward reaches 1 (to 1e-6).
+"""
+
+import torch
+from torch import Tensor
+
+from lit_rl.batch import RolloutBatch
+from lit_rl.distributed import world_size
+from lit_rl.metrics import MetricSums
+
+RIGHT = 1.0 - 1e-6
+FLAT = 1e-8
+
+
+def add_rollout_metrics(sums: MetricSums, rollout: RolloutBatch) -> None:
+    """Lengths and ends of the completions."""
+    assert rollout.completion_len is not None and rollout.completion_mask is not None
+    rows, tokens = len(rollout), rollout.completion_len.sum()
+    sums.add("rollout/completion_len", tokens, rows)
+    sums.add_max("rollout/completion_len_max", rollout.completion_len.max() if rows else 0.0)
+    sums.add("rollout/tokens", tokens, 1.0 / world_size())
+    sums.add("rollout/loss_tokens", rollout.completion_mask.sum(), 1.0 / world_size())
+    cut = sum(reason == "length" for reason in rollout.finish_reason or [])
+    sums.add("rollout/truncated_frac", cut, rows)
+
+
+def add_reward_metrics(sums: MetricSums, rollout: RolloutBatch) -> None:
+    """Means, spread and saturation of the rewards."""
+    if rollout.rewards is None:
+        return
+    has_reward = ~rollout.rewards.isnan()
+    sums.add("rollout/reward", rollout.rewards.nan_to_num().sum(), has_reward.sum())
+    groups = rollout.rewards.view(-1, rollout.num_generations)
+    low, high = groups.nan_to_num(torch.inf).amin(1), groups.nan_to_num(-torch.inf).amax(1)
+    count = len(groups)
+    sums.add("rollout/reward_std", group_std(groups).sum(), count)
+    sums.add("rollout/zero_variance_frac", (high - low <= FLAT).sum(), count)
+    sums.add("rollout/all_right_frac", (low >= RIGHT).sum(), count)
+    sums.add("rollout/all_wrong_frac", (high < RIGHT).sum(), count)
+
+
+def group_std(groups: Tensor) -> Tensor:
+    """(P,) unbiased standard deviation of each row's numbers, 0 for fewer than two.
+
+    Args:
+        groups: (P, G) float, NaN where there is no reward.
+    """
+    count = (~groups.isnan()).sum(1)
+    mean = groups.nanmean(1, keepdim=True)
+    squares = (groups - mean).square().nansum(1)
+    return (squares / (count - 1).clamp(min=1)).sqrt()
