@@ -1,0 +1,99 @@
+"""KL divergence of the policy from the reference: estimators from sampled tokens, and the exact one.
+
+With `d = logps - ref_logps` of a sampled token. Gradients, in expectation over samples of the policy: inside
+a loss k1 gives zero, k2 that of KL(policy || ref), k3 that of KL(ref || policy). A name with `+` has the value
+of the estimator and the gradient of k2. In the reward (no gradient through it) k1 gives the gradient of
+KL(policy || ref). Source: J. Schulman, "Approximating KL divergence" (2020).
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lit_rl.functional.precision import promoted
+
+LOG_RATIO_BOUND = 20.0
+LOW_VAR_KL_BOUND = 10.0
+SERIES_BELOW = 0.1
+
+Estimator = Callable[[Tensor, Tensor], Tensor]
+
+
+def k1(logps: Tensor, ref_logps: Tensor) -> Tensor:
+    """`d`: unbiased, any sign, high variance. Its gradient inside a loss has expectation zero.
+
+    Args:
+        logps: (B, T) of the policy.
+        ref_logps: (B, T) of the reference.
+
+    Returns:
+        (B, T) float32 or better.
+    """
+    return promoted(logps) - promoted(ref_logps)
+
+
+def abs_kl(logps: Tensor, ref_logps: Tensor) -> Tensor:
+    """`|d|`. Shapes as in `k1`."""
+    return k1(logps, ref_logps).abs()
+
+
+def k2(logps: Tensor, ref_logps: Tensor) -> Tensor:
+    """`d^2 / 2`: small bias near the reference, low variance, right gradient. Shapes as in `k1`."""
+    return 0.5 * k1(logps, ref_logps).square()
+
+
+def k3(logps: Tensor, ref_logps: Tensor) -> Tensor:
+    """`exp(-d) - 1 + d`: unbiased, never negative, low variance. Shapes as in `k1`.
+
+    Near zero by its series, since the plain form loses all digits there in float32. `d` is clamped to +-20
+    and the value to 10, without gradient beyond; `clamped_frac(kl, mask, bound=LOW_VAR_KL_BOUND)` is the metric.
+    """
+    minus_d = k1(ref_logps, logps).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    value = torch.where(minus_d.abs() < SERIES_BELOW, _series(minus_d), torch.expm1(minus_d) - minus_d)
+    return value.clamp(max=LOW_VAR_KL_BOUND)
+
+
+def _series(x: Tensor) -> Tensor:
+    """exp(x) - 1 - x for |x| < 0.1, to 1e-10 relative."""
+    tail = 1 + x / 5 * (1 + x / 6 * (1 + x / 7))
+    return x.square() / 2 * (1 + x / 3 * (1 + x / 4 * tail))
+
+
+def straight_through(estimator: Estimator) -> Estimator:
+    """The estimator with the gradient of k2, which is that of KL(policy || ref) in expectation."""
+
+    def with_gradient_of_k2(logps: Tensor, ref_logps: Tensor) -> Tensor:
+        carrier = k2(logps, ref_logps)
+        return carrier - carrier.detach() + estimator(logps, ref_logps).detach()
+
+    return with_gradient_of_k2
+
+
+def full_kl(logps: Tensor, ref_logps: Tensor) -> Tensor:
+    """Exact KL(policy || ref) = sum_v p_v (log p_v - log q_v).
+
+    From hidden states `distillation.chunked_divergence` with alpha 1 gives the same, a chunk at a time.
+
+    Args:
+        logps: (..., V) log-probabilities of the whole vocabulary under the policy.
+        ref_logps: (..., V) under the reference.
+
+    Returns:
+        (...) float32 or better.
+    """
+    logps, ref_logps = promoted(logps), promoted(ref_logps)
+    return (logps.exp() * (logps - ref_logps)).sum(-1)
+
+
+ESTIMATORS: dict[str, Estimator] = {
+    "kl": k1,
+    "abs": abs_kl,
+    "mse": k2,
+    "low_var_kl": k3,
+    "kl+": straight_through(k1),
+    "abs+": straight_through(abs_kl),
+    "mse+": straight_through(k2),
+    "low_var_kl+": straight_through(k3),
+}
+"""By the names of the configuration; `full` needs the whole vocabulary and is `full_kl`."""
