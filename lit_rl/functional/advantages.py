@@ -13,8 +13,8 @@ def group_advantages(rewards: Tensor, *, scale: str, std_epsilon: float = 1e-6) 
     Source: DeepSeekMath, arXiv 2402.03300, section 4.1.2; without the division: Dr. GRPO, arXiv 2503.20783.
 
     Args:
-        rewards: (P, G) float. NaN: no reward function applied; such a completion gets 0 and enters neither the
-            mean nor the standard deviation.
+        rewards: (P, G) float. NaN: no reward function applied; such a completion gets 0 and enters neither
+            mean nor standard deviation.
         scale: "group" (the group's standard deviation), "batch" (that of all rewards given) or "none" (1).
         std_epsilon: added to the standard deviation.
 

@@ -57,7 +57,7 @@ def topk_divergence(
         teacher_logps: (n, V) likewise; taken without gradient.
         topk: >= 1, capped at V.
         alpha: as in `divergence`.
-        add_tail: True: one more entry holds the mass of all other tokens. False: the kept mass is scaled to 1.
+        add_tail: True: one more entry holds the mass of all other tokens. False: the kept mass is scaled up.
 
     Returns:
         (n,) float32 or better.
@@ -83,7 +83,7 @@ def with_tail(logps: Tensor) -> Tensor:
 
 
 def sampled_token_loss(logps: Tensor, teacher_logps: Tensor) -> Tensor:
-    """Reverse KL by the sampled token alone: `(logp - teacher_logp).detach() * logp`, the log-ratio as a cost.
+    """Reverse KL by the sampled token alone, its log-ratio as a cost: `(logp - teacher_logp).detach() * logp`.
 
     Its gradient equals that of KL(student || teacher) in expectation over the student's samples; its value
     does not estimate the KL.

@@ -1,8 +1,8 @@
 """KL divergence of the policy from the reference: estimators from sampled tokens, and the exact one.
 
 With `d = logps - ref_logps` of a sampled token. Gradients, in expectation over samples of the policy: inside
-a loss k1 gives zero, k2 that of KL(policy || ref), k3 that of KL(ref || policy). A name with `+` has the value
-of the estimator and the gradient of k2. In the reward (no gradient through it) k1 gives the gradient of
+a loss k1 gives zero, k2 that of KL(policy || ref), k3 that of KL(ref || policy). A name with `+` has the
+value of the estimator and the gradient of k2. In the reward (no gradient through it) k1 gives the gradient of
 KL(policy || ref). Source: J. Schulman, "Approximating KL divergence" (2020).
 """
 
@@ -47,7 +47,8 @@ def k3(logps: Tensor, ref_logps: Tensor) -> Tensor:
     """`exp(-d) - 1 + d`: unbiased, never negative, low variance. Shapes as in `k1`.
 
     Near zero by its series, since the plain form loses all digits there in float32. `d` is clamped to +-20
-    and the value to 10, without gradient beyond; `clamped_frac(kl, mask, bound=LOW_VAR_KL_BOUND)` is the metric.
+    and the value to 10, without gradient beyond; `clamped_frac(kl, mask, bound=LOW_VAR_KL_BOUND)` is the
+    metric.
     """
     minus_d = k1(ref_logps, logps).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     value = torch.where(minus_d.abs() < SERIES_BELOW, _series(minus_d), torch.expm1(minus_d) - minus_d)

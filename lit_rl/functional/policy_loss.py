@@ -55,8 +55,8 @@ def clipped_surrogate(
     """PPO's clipped loss, `-min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A)`.
 
     Sources: PPO, arXiv 1707.06347, eq. 7; separate upper bound: DAPO, arXiv 2503.14476; dual clip (the loss
-    at negative advantages is at most `-dual_clip * A`): arXiv 1912.09729, eq. 5; cap of the unclipped ratio at
-    either sign: INTELLECT-2, arXiv 2505.07291.
+    at negative advantages is at most `-dual_clip * A`): arXiv 1912.09729, eq. 5; cap of the unclipped ratio
+    at either sign: INTELLECT-2, arXiv 2505.07291.
 
     Args:
         log_ratio: (B, T) or (B, 1).
