@@ -83,7 +83,7 @@ def with_tail(logps: Tensor) -> Tensor:
 
 
 def sampled_token_loss(logps: Tensor, teacher_logps: Tensor) -> Tensor:
-    """Reverse KL by the sampled token alone, its log-ratio as a cost: `(logp - teacher_logp).detach() * logp`.
+    """Reverse KL by the sampled token alone: its log-ratio, detached, times its log-probability.
 
     Its gradient equals that of KL(student || teacher) in expectation over the student's samples; its value
     does not estimate the KL.

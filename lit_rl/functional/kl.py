@@ -33,7 +33,7 @@ def k1(logps: Tensor, ref_logps: Tensor) -> Tensor:
     return promoted(logps) - promoted(ref_logps)
 
 
-def abs_kl(logps: Tensor, ref_logps: Tensor) -> Tensor:
+def k_abs(logps: Tensor, ref_logps: Tensor) -> Tensor:
     """`|d|`. Shapes as in `k1`."""
     return k1(logps, ref_logps).abs()
 
@@ -89,11 +89,11 @@ def full_kl(logps: Tensor, ref_logps: Tensor) -> Tensor:
 
 ESTIMATORS: dict[str, Estimator] = {
     "kl": k1,
-    "abs": abs_kl,
+    "abs": k_abs,
     "mse": k2,
     "low_var_kl": k3,
     "kl+": straight_through(k1),
-    "abs+": straight_through(abs_kl),
+    "abs+": straight_through(k_abs),
     "mse+": straight_through(k2),
     "low_var_kl+": straight_through(k3),
 }

@@ -80,7 +80,7 @@ def clipped_surrogate(
 
 
 def is_clipped(
-    log_ratio: Tensor, advantages: Tensor, *, epsilon: float, epsilon_high: float | None = None
+    log_ratio: Tensor, advantages: Tensor, epsilon: float, epsilon_high: float | None = None
 ) -> Tensor:
     """Bool, shaped as the loss: the clip is active, so the token has no gradient. Arguments as above."""
     advantages, ratio = per_token(advantages), log_ratio.detach().exp()
@@ -88,14 +88,12 @@ def is_clipped(
     return ((ratio < 1 - epsilon) & (advantages < 0)) | ((ratio > high) & (advantages > 0))
 
 
-def clip_frac(
+def clip_fraction(
     log_ratio: Tensor,
     advantages: Tensor,
     mask: Tensor,
-    *,
     epsilon: float,
     epsilon_high: float | None = None,
 ) -> Tensor:
     """Share of the counted tokens at which the clip is active. Arguments as above, mask (B, T)."""
-    clipped = is_clipped(log_ratio, advantages, epsilon=epsilon, epsilon_high=epsilon_high)
-    return masked_mean(clipped.float(), mask)
+    return masked_mean(is_clipped(log_ratio, advantages, epsilon, epsilon_high).float(), mask)
