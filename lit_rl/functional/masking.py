@@ -86,20 +86,20 @@ class Totals(NamedTuple):
         max_completion_length: the constant length of `seq_mean_token_sum_norm`, in tokens.
     """
 
-    tokens: int | Tensor
-    rows: int | Tensor
+    tokens: Tensor
+    rows: Tensor
     max_completion_length: int
 
 
 def totals_of(mask: Tensor, max_completion_length: int) -> Totals:
-    """Totals of these rows alone; sum `tokens` and `rows` over micro-batches and ranks for the whole.
+    """Totals of these rows alone, as scalar long tensors; sum `tokens` and `rows` over micro-batches and ranks for the whole.
 
     Args:
         mask: (B, T) bool or 0/1, the loss mask.
         max_completion_length: in tokens.
     """
     counted = mask.bool()
-    return Totals(int(counted.sum()), int(counted.any(-1).sum()), max_completion_length)
+    return Totals(counted.sum(), counted.any(-1).sum(), max_completion_length)
 
 
 def aggregate(per_token: Tensor, mask: Tensor, *, mode: str, totals: Totals) -> Tensor:
@@ -133,8 +133,8 @@ def aggregate(per_token: Tensor, mask: Tensor, *, mode: str, totals: Totals) -> 
     return summed / _divisor(mode, totals)
 
 
-def _divisor(mode: str, totals: Totals) -> Tensor | int:
-    tokens, rows = (n.clamp(min=1) if isinstance(n, Tensor) else max(n, 1) for n in totals[:2])
+def _divisor(mode: str, totals: Totals) -> Tensor:
+    tokens, rows = totals.tokens.clamp(min=1), totals.rows.clamp(min=1)
     if mode == "token_mean":
         return tokens
     if mode in ("seq_mean_token_mean", "seq_mean_token_sum"):
