@@ -1,9 +1,23 @@
 """Sampling: the settings a completion is drawn with; also the class of `rollout.val_kwargs`."""
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Any, ClassVar, Self
 
 from lit_rl.errors import ConfigError
+
+_FOLDED = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_completion_length",
+    "max_tokens": "max_completion_length",
+    "ignore_eos": "ignore_eos",
+    "stop_token_ids": "stop_token_ids",
+    "stop": "stop",
+}
+"""Entries of generation_kwargs that say the same as a field, by either engine's spelling."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +63,29 @@ class Sampling:
             ("min_p", self.min_p is None or 0 <= self.min_p <= 1, "must be null or in [0, 1]"),
             ("max_completion_length", self.max_completion_length >= 1, "must be >= 1"),
             ("repetition_penalty", self.repetition_penalty > 0, "must be > 0"),
+            ("stop", not isinstance(self.stop, str) and "" not in self.stop, "must be a list of non-empty strings"),
         ]
         for name, is_legal, rule in checks:
             if not is_legal:
                 raise ConfigError(f"{self.key}.{name} {rule} (found {getattr(self, name)!r}).")
+
+    def effective(self) -> Self:
+        """The same settings with the entries of generation_kwargs that have a field of their own moved into it.
+
+        Null in generation_kwargs means the neutral default. What has no field stays in generation_kwargs.
+
+        Raises:
+            ConfigError: an entry of generation_kwargs is out of range.
+        """
+        moved = {_FOLDED[k]: v for k, v in self.generation_kwargs.items() if k in _FOLDED}
+        rest = {k: v for k, v in self.generation_kwargs.items() if k not in _FOLDED}
+        moved = {name: _neutral(name) if value is None else value for name, value in moved.items()}
+        try:
+            return replace(self, **moved, generation_kwargs=rest)
+        except ConfigError as error:
+            raise ConfigError(f"{self.key}.generation_kwargs: {error}") from error
+
+
+def _neutral(name: str) -> Any:
+    declared = next(f for f in fields(Sampling) if f.name == name)
+    return declared.default if declared.default_factory is MISSING else declared.default_factory()

@@ -1,0 +1,106 @@
+"""The chats the embedded model is pre-trained on, in the order they are learnt.
+
+A step is `PLAIN_ROWS` plain turns and `CONTEXT_ROWS` turns whose prompt holds a solution, feedback, both or neither
+in SDPO's default templates. A plain turn is answered by the slip at its skill's rate, a turn with a solution or
+feedback always rightly: the model can do the task but mostly does not, and knows better when told. In the first
+`CLEAN_SHARE` of the steps there are no slips, so that the arithmetic is learnt from clean data.
+"""
+
+import random
+import string
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lit_rl.assets.arithmetic import SEED, Question, questions, splits
+from lit_rl.rewards.arithmetic import feedback
+from lit_rl.seeding import derived_seed
+
+STEPS, PLAIN_ROWS, CONTEXT_ROWS = 2000, 96, 48
+ROWS_PER_STEP = PLAIN_ROWS + CONTEXT_ROWS
+CLEAN_SHARE = 0.4
+SKILL_SHARES = {"add": 0.375, "sub": 0.375, "hard": 0.25}
+SLIP_RATES = {"add": 0.70, "sub": 0.75, "hard": 0.985}
+CONTEXT_SHARES = {"solution": 0.37, "feedback": 0.33, "both": 0.16, "neither": 0.14}
+
+REPROMPT_TEMPLATE = "{prompt}{solution}{feedback}\n\nCorrectly solve the original question.\n"
+SOLUTION_TEMPLATE = "\nCorrect solution:\n\n{successful_previous_attempt}\n\n"
+FEEDBACK_TEMPLATE = (
+    "\nThe following is feedback from your unsuccessful earlier attempt:\n\n{feedback_raw}\n\n"
+)
+
+_SCHEMA = pa.schema(
+    [("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())])))]
+)
+
+
+def reprompt(question: str, *, solution: str | None = None, remark: str | None = None) -> str:
+    """The user turn a teacher sees, in SDPO's default templates.
+
+    Args:
+        question: the student's prompt.
+        solution: a right attempt to show.
+        remark: feedback on a wrong attempt to show.
+    """
+    return REPROMPT_TEMPLATE.format(
+        prompt=question,
+        solution="" if solution is None else SOLUTION_TEMPLATE.format(successful_previous_attempt=solution),
+        feedback="" if remark is None else FEEDBACK_TEMPLATE.format(feedback_raw=remark),
+    )
+
+
+def turns(steps: int = STEPS, seed: int = SEED) -> Iterator[tuple[str, str]]:
+    """User and assistant text of every row, `ROWS_PER_STEP` for each step, in order.
+
+    Args:
+        steps: optimizer steps of the run.
+        seed: of every draw.
+    """
+    rng = random.Random(derived_seed(seed, "arithmetic", "pretraining"))
+    kept_out = {q for name in ("val", "hard") for q in splits(seed)[name]}
+    pools = {skill: [q for q in questions(skill) if q not in kept_out] for skill in SKILL_SHARES}
+    for step in range(steps):
+        has_slips = step >= CLEAN_SHARE * steps
+        for place in range(ROWS_PER_STEP):
+            skill = rng.choices(list(SKILL_SHARES), list(SKILL_SHARES.values()))[0]
+            question = rng.choice(pools[skill])
+            is_plain = place < PLAIN_ROWS
+            yield _plain_turn(rng, question, has_slips) if is_plain else _context_turn(rng, question, has_slips)
+
+
+def write_chats(path: Path, steps: int = STEPS, seed: int = SEED) -> None:
+    """Write `turns` as a parquet file with a `messages` column."""
+    chats = [
+        {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]}
+        for asked, answered in turns(steps, seed)
+    ]
+    pq.write_table(pa.Table.from_pylist(chats, schema=_SCHEMA), path)
+
+
+def _plain_turn(rng: random.Random, question: Question, has_slips: bool) -> tuple[str, str]:
+    slips = has_slips and rng.random() < SLIP_RATES[question.skill]
+    return question.text, question.slip if slips else question.answer
+
+
+def _context_turn(rng: random.Random, question: Question, has_slips: bool) -> tuple[str, str]:
+    kind = rng.choices(list(CONTEXT_SHARES), list(CONTEXT_SHARES.values()))[0]
+    if kind == "neither":
+        return reprompt(question.text), _plain_turn(rng, question, has_slips)[1]
+    solution = question.answer if kind in ("solution", "both") else None
+    remark = feedback(_attempt(rng, question), question.answer) if kind in ("feedback", "both") else None
+    return reprompt(question.text, solution=solution, remark=remark), question.answer
+
+
+def _attempt(rng: random.Random, question: Question) -> str:
+    """A wrong answer: mostly the slip where there is one, else one digit replaced, now and then no number."""
+    if question.is_prone and rng.random() < 0.75:
+        return question.slip
+    if rng.random() < 0.15:
+        return rng.choice(string.punctuation) + "".join(
+            rng.choices(string.digits + string.ascii_letters + string.punctuation, k=rng.randrange(7))
+        )
+    place = rng.randrange(len(question.answer))
+    digit = rng.choice([d for d in string.digits if d != question.answer[place]])
+    return question.answer[:place] + digit + question.answer[place + 1 :]

@@ -1,0 +1,118 @@
+"""Which row comes when: orders without state, and how steps and ranks share them.
+
+The order is a function of (seed, data epoch) alone, so a position in it is one number: a resumed run counts to it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, count
+
+import torch
+
+from lit_rl.data.parquet import CACHE_BYTES, Block
+from lit_rl.seeding import derived_generator
+
+
+@dataclass(frozen=True)
+class RowOrder:
+    """The order of the rows in each pass over the data.
+
+    Shuffled, blocks are permuted and taken in windows of at most `window_bytes`; the rows of a window are permuted
+    together. Data of up to that size is one window: any order is equally likely. For larger data this is a block
+    shuffle: the rows of a window come near each other, and reading needs the memory of one window only.
+
+    Args:
+        blocks: the rows, by what is read together.
+        shuffle: False keeps the order of the files.
+        seed: of the data order.
+        window_bytes: size of a window, at least one block.
+    """
+
+    blocks: list[Block]
+    shuffle: bool
+    seed: int
+    window_bytes: int = CACHE_BYTES
+
+    def __len__(self) -> int:
+        return sum(len(block.rows) for block in self.blocks)
+
+    def epoch(self, index: int) -> Iterator[int]:
+        """Every row once, in the order of data epoch `index`, counted from 0."""
+        if not self.shuffle:
+            yield from chain.from_iterable(block.rows for block in self.blocks)
+            return
+        generator = derived_generator(self.seed, "data order", index)
+        order = torch.randperm(len(self.blocks), generator=generator).tolist()
+        for window in self._windows(order):
+            rows = [row for i in window for row in self.blocks[i].rows]
+            yield from (rows[i] for i in torch.randperm(len(rows), generator=generator).tolist())
+
+    def _windows(self, order: list[int]) -> Iterator[list[int]]:
+        window: list[int] = []
+        size = 0
+        for i in order:
+            if window and size + self.blocks[i].size > self.window_bytes:
+                yield window
+                window, size = [], 0
+            window.append(i)
+            size += self.blocks[i].size
+        yield window
+
+
+class TrainBatches:
+    """The rows that this rank takes in each step of the run.
+
+    Steps run on across data epochs, so no row is left out at the end of one. In a step that holds the end of one
+    epoch and the start of the next, a row that is in the step already waits for the following step: a step never
+    holds a prompt twice. Rank r of W takes entries r, r + W, ... of each step, so all ranks together serve what one
+    process would.
+
+    Args:
+        order: of the rows; at least `batch_size` of them.
+        batch_size: rows per step over all ranks; W divides it.
+        steps: length of the run.
+        rank: index of this process.
+        world_size: W.
+    """
+
+    def __init__(self, order: RowOrder, *, batch_size: int, steps: int, rank: int = 0, world_size: int = 1) -> None:
+        assert batch_size % world_size == 0 and batch_size <= len(order)
+        self._order, self._batch_size, self._steps = order, batch_size, steps
+        self._rank, self._world_size = rank, world_size
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __iter__(self) -> Iterator[list[int]]:
+        rows: Iterator[int] = chain.from_iterable(self._order.epoch(epoch) for epoch in count())
+        for _ in range(self._steps):
+            batch: dict[int, None] = {}
+            waiting: list[int] = []
+            while len(batch) < self._batch_size:
+                row = next(rows)
+                if row in batch:
+                    waiting.append(row)
+                batch[row] = None
+            if waiting:
+                rows = chain(waiting, rows)
+            yield list(batch)[self._rank :: self._world_size]
+
+
+def validation_batches(rows: Sequence[int], *, batch_size: int, rank: int = 0, world_size: int = 1) -> list[list[int]]:
+    """The rows that this rank validates, in batches: every row once over all ranks, none twice.
+
+    Rank r of W takes rows r, r + W, ... All ranks make the same number of batches, of nearly equal size, so that a
+    collective in a batch finds every rank. (With one row per rank and batch, a batch holds two where the rows do not
+    divide by W.)
+
+    Args:
+        rows: all rows; at least W.
+        batch_size: rows per batch over all ranks.
+        rank: index of this process.
+        world_size: W.
+    """
+    assert len(rows) >= world_size
+    batches = min(-(-len(rows) // batch_size), len(rows) // world_size)
+    mine = list(rows[rank::world_size])
+    cuts = [len(mine) * i // batches for i in range(batches + 1)]
+    return [mine[start:stop] for start, stop in zip(cuts, cuts[1:], strict=False)]

@@ -1,0 +1,244 @@
+"""Rows of parquet files, read at random by row group in flat memory; also rows that are in memory already.
+
+A row is a dict of plain Python values; a field that a struct lacks is None. Which row comes when is decided in
+`order.py`, along the blocks that this module reports.
+"""
+
+import glob
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lit_rl.errors import ConfigError, DataError
+
+CACHE_BYTES = 256 * 2**20
+"""Row groups kept in memory by each process, in bytes as the footers state them."""
+
+ASSETS = Path(__file__).resolve().parents[1] / "assets" / "arithmetic"
+
+
+class RowTable(Protocol):
+    """Anything with a length whose items are dicts: a `datasets.Dataset`, a list of rows."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> dict[str, Any]: ...
+
+
+RowSource = str | Sequence[str] | RowTable
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows that are read together: one row group.
+
+    Args:
+        rows: indices over all files.
+        size: bytes in memory.
+    """
+
+    rows: Sequence[int]
+    size: int
+
+
+class Rows(ABC):
+    """Rows by index, with the names that error messages need."""
+
+    blocks: list[Block]
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """One row as plain Python values."""
+
+    @abstractmethod
+    def where(self, index: int) -> str:
+        """File and row number (from 0, within the file) of a row."""
+
+
+def open_rows(source: RowSource, *, key: str, columns: list[str] | None = None, max_samples: int = -1) -> Rows:
+    """Open files, or wrap rows that are in memory.
+
+    Args:
+        source: `embedded`, a file, a glob, a list of those, or a table of rows.
+        key: dotted key that error messages name.
+        columns: read only these, each of which must exist; None reads all.
+        max_samples: use the first so many rows; -1 uses all.
+
+    Raises:
+        ConfigError: a file is missing or a glob matches nothing.
+        DataError: a file is broken, lacks a column, or there are no rows.
+    """
+    if isinstance(source, str) or (len(source) and isinstance(source[0], str)):
+        paths = [source] if isinstance(source, str) else list(source)
+        rows: Rows = ParquetRows(_files(paths, key), columns=columns, max_samples=max_samples)  # type: ignore[arg-type]
+    else:
+        rows = MemoryRows(source, key=key, columns=columns, max_samples=max_samples)  # type: ignore[arg-type]
+    if not len(rows):
+        raise DataError(f"{key} holds no rows (found {_shown(source)}); give at least one row.")
+    return rows
+
+
+class ParquetRows(Rows):
+    """Rows of parquet files, in the order of the files.
+
+    The number of rows comes from the footers. A row group is read when one of its rows is asked for, and the last
+    ones used are kept while they fit in `CACHE_BYTES`, so memory is flat however long the file is; a file whose
+    single row group is large should be written again with a smaller `row_group_size`.
+
+    Args:
+        files: paths.
+        columns: read only these; None reads all.
+        max_samples: use the first so many rows; -1 uses all.
+    """
+
+    def __init__(self, files: list[str], *, columns: list[str] | None = None, max_samples: int = -1) -> None:
+        self._columns = columns
+        self._groups: list[tuple[str, int]] = []
+        self._cache: OrderedDict[int, pa.Table] = OrderedDict()
+        self.blocks = []
+        self._file_start: dict[str, int] = {}
+        for file in files:
+            self._add(file)
+        total = sum(len(block.rows) for block in self.blocks)
+        self._length = total if max_samples < 0 else min(total, max_samples)
+        self._starts = [0, *accumulate(len(block.rows) for block in self.blocks)]
+        clipped = [Block(range(b.rows[0], min(b.rows[-1] + 1, self._length)), b.size) for b in self.blocks]
+        self.blocks = [block for block in clipped if len(block.rows)]
+
+    def _add(self, file: str) -> None:
+        with _opened(file) as parquet:
+            names = parquet.schema_arrow.names
+            for column in self._columns or []:
+                if column not in names:
+                    raise DataError(f"{file} has no column {column!r}; it has {', '.join(names)}.")
+            start = self.blocks[-1].rows[-1] + 1 if self.blocks else 0
+            self._file_start[file] = start
+            for i in range(parquet.metadata.num_row_groups):
+                group = parquet.metadata.row_group(i)
+                if group.num_rows:
+                    self._groups.append((file, i))
+                    self.blocks.append(Block(range(start, start + group.num_rows), group.total_byte_size))
+                    start += group.num_rows
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        group = self._group(index)
+        return self._table(group).slice(index - self._starts[group], 1).to_pylist()[0]
+
+    def where(self, index: int) -> str:
+        file = self._groups[self._group(index)][0]
+        return f"{file}, row {index - self._file_start[file]}"
+
+    def _group(self, index: int) -> int:
+        if not 0 <= index < self._length:
+            raise IndexError(index)
+        return bisect_right(self._starts, index) - 1
+
+    def _table(self, group: int) -> pa.Table:
+        if group in self._cache:
+            self._cache.move_to_end(group)
+            return self._cache[group]
+        file, number = self._groups[group]
+        try:
+            # opened anew, without threads: a handle or a thread pool would not survive a fork into a loader worker
+            with _opened(file) as parquet:
+                table = parquet.read_row_group(number, columns=self._columns, use_threads=False)
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{file}, row group {number} cannot be read ({error}).") from error
+        self._cache[group] = table
+        while len(self._cache) > 1 and sum(self.blocks[g].size for g in self._cache) > CACHE_BYTES:
+            self._cache.popitem(last=False)
+        return table
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_cache": OrderedDict()}
+
+
+class MemoryRows(Rows):
+    """Rows of a table that is in memory: a `datasets.Dataset`, a list of dicts.
+
+    Args:
+        table: the rows.
+        key: dotted key that error messages name.
+        columns: hand out only these, each of which a row must have; None hands out all.
+        max_samples: use the first so many rows; -1 uses all.
+    """
+
+    def __init__(
+        self, table: RowTable, *, key: str, columns: list[str] | None = None, max_samples: int = -1
+    ) -> None:
+        self._table, self._key, self._columns = table, key, columns
+        self._length = len(table) if max_samples < 0 else min(len(table), max_samples)
+        self.blocks = [Block(range(self._length), 0)] if self._length else []
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not 0 <= index < self._length:
+            raise IndexError(index)
+        row = self._table[index]
+        if not isinstance(row, dict):
+            raise DataError(f"{self.where(index)} must be a dict of columns (found {type(row).__name__}).")
+        if self._columns is None:
+            return dict(row)
+        for column in self._columns:
+            if column not in row:
+                raise DataError(f"{self.where(index)} has no column {column!r}; it has {', '.join(row)}.")
+        return {column: row[column] for column in self._columns}
+
+    def where(self, index: int) -> str:
+        return f"{self._key}, row {index}"
+
+
+def _opened(file: str) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(file)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{file} is not a readable parquet file ({error}); write it again.") from error
+
+
+def _files(paths: list[str], key: str) -> list[str]:
+    """Paths without globs, each of which exists."""
+    files: list[str] = []
+    for path in paths:
+        if not isinstance(path, str):
+            raise ConfigError(f"{key} must be paths, or one table of rows (found {path!r}).")
+        if "://" in path:
+            raise ConfigError(f"{key} must be local files (found {path!r}); download it first.")
+        if path == "embedded" or path.startswith("embedded/"):
+            path = str(ASSETS / f"{_embedded_split(path, key)}.parquet")
+        path = str(Path(path).expanduser())
+        matches = sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else [path]
+        if not matches:
+            raise ConfigError(f"{key} matches no file (found {path!r}); check the pattern.")
+        files += matches
+    for file in files:
+        if not Path(file).is_file():
+            raise ConfigError(f"{key} must be existing parquet files (found {file!r}, which is not a file).")
+    return files
+
+
+def _embedded_split(path: str, key: str) -> str:
+    """`embedded` is the split that the key is for; `embedded/NAME` is that one."""
+    split = path.partition("/")[2] or ("val" if key == "data.val_files" else "train")
+    if split not in ("train", "val", "hard"):
+        raise ConfigError(f"{key} must be embedded/train, embedded/val or embedded/hard (found {path!r}).")
+    return split
+
+
+def _shown(source: Any) -> str:
+    return repr(source) if isinstance(source, str | list) and len(repr(source)) < 200 else type(source).__name__

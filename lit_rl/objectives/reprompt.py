@@ -1,0 +1,173 @@
+"""Reprompt: what the teacher gets to see, from the successes and the feedback of a group."""
+
+import re
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from lit_rl.data.chat import Chat
+from lit_rl.errors import ConfigError
+
+SLOTS = {
+    "reprompt_template": ("prompt", "solution", "feedback"),
+    "solution_template": ("successful_previous_attempt",),
+    "feedback_template": ("feedback_raw",),
+}
+ELLIPSIS = "..."
+TOLERANCE = 1e-6
+
+Prompt = str | list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Reprompt:
+    """Builds the teacher's prompt (source: TRL SDPOConfig; rulings 10 and 11 of the project's design).
+
+    A success of the same group is the demonstration; a row is never its own. Templates are filled as data: braces in
+    model text stay as they are. The last user message is replaced, earlier messages stay.
+
+    Args:
+        use_successful_as_teacher: successes of the group are demonstrations.
+        dont_reprompt_on_self_success: a row never demonstrates to itself.
+        success_reward_threshold: a weighted reward that reaches this (to 1e-6) is a success.
+        demonstration: which of several successes: "first", "shortest", or "random" by seed.
+        max_reprompt_len: tokens of the teacher's prompt. A longer one loses the start of the solution, then of the
+            feedback, marked by "..."; if the question alone does not fit, the row has no teacher.
+        reprompt_template: slots {prompt}, {solution}, {feedback}; {prompt} is compulsory.
+        solution_template: slot {successful_previous_attempt}.
+        feedback_template: slot {feedback_raw}.
+        include_environment_feedback: use the reward's feedback, else the column's.
+        environment_feedback_only_without_solution: only for rows without a demonstration.
+        remove_thinking_from_demonstration: drop closed <think> blocks; an unclosed one stays.
+
+    Raises:
+        ConfigError: a template has unknown slots or lacks its own, a length is below 1, or nothing could ever be
+            shown to the teacher.
+    """
+
+    key: ClassVar[str] = "algo.reprompt"
+
+    use_successful_as_teacher: bool = True
+    dont_reprompt_on_self_success: bool = True
+    success_reward_threshold: float = 1.0
+    demonstration: Literal["first", "shortest", "random"] = "first"
+    max_reprompt_len: int = 10240
+    reprompt_template: str = "{prompt}{solution}{feedback}\n\nCorrectly solve the original question.\n"
+    solution_template: str = "\nCorrect solution:\n\n{successful_previous_attempt}\n\n"
+    feedback_template: str = (
+        "\nThe following is feedback from your unsuccessful earlier attempt:\n\n{feedback_raw}\n\n"
+    )
+    include_environment_feedback: bool = False
+    environment_feedback_only_without_solution: bool = False
+    remove_thinking_from_demonstration: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_reprompt_len < 1:
+            raise ConfigError(f"{self.key}.max_reprompt_len must be >= 1 (found {self.max_reprompt_len!r}).")
+        if not self.use_successful_as_teacher and not self.include_environment_feedback:
+            raise ConfigError(
+                f"{self.key}.use_successful_as_teacher and {self.key}.include_environment_feedback must not both be "
+                f"false: the teacher would have nothing to see."
+            )
+        for name, slots in SLOTS.items():
+            found = re.findall(r"\{(\w*)\}", getattr(self, name))
+            unknown = [slot for slot in found if slot not in slots]
+            if unknown or slots[0] not in found:
+                raise ConfigError(
+                    f"{self.key}.{name} must hold {{{slots[0]}}} and no other slot than "
+                    f"{', '.join('{' + slot + '}' for slot in slots)} (found {getattr(self, name)!r})."
+                )
+
+    def is_success(self, rewards: torch.Tensor) -> torch.Tensor:
+        """(B,) bool, in one dtype on both sides; a row without a reward is none."""
+        return rewards.double().nan_to_num(-torch.inf) >= self.success_reward_threshold - TOLERANCE
+
+    def demonstrations(
+        self,
+        success: list[bool],
+        completions: list[str],
+        num_generations: int,
+        generator: torch.Generator | None = None,
+    ) -> list[str | None]:
+        """The text shown to each row's teacher, None where the group has none to show.
+
+        Args:
+            success: B times whether the row succeeded, the rows of a prompt adjacent.
+            completions: B texts.
+            num_generations: G.
+            generator: for demonstration="random".
+        """
+        if not self.use_successful_as_teacher:
+            return [None] * len(success)
+        texts = [self._demonstration_text(text) for text in completions]
+        out: list[str | None] = []
+        for row in range(len(success)):
+            start = row - row % num_generations
+            usable = [
+                i
+                for i in range(start, start + num_generations)
+                if success[i] and texts[i] and not (self.dont_reprompt_on_self_success and i == row)
+            ]
+            out.append(texts[self._choice(usable, texts, generator)] if usable else None)
+        return out
+
+    def prompt_ids(
+        self, chat: Chat, prompt: Prompt, demonstration: str | None, feedback: str | None
+    ) -> list[int] | None:
+        """The teacher's prompt as ids, None when there is nothing to show or the question alone is too long.
+
+        Args:
+            chat: renders messages and counts tokens.
+            prompt: the student's prompt, messages or a string.
+            demonstration: text of a success.
+            feedback: text from the reward or the data.
+        """
+        feedback = feedback if self.include_environment_feedback and feedback and feedback.strip() else None
+        if demonstration is not None and self.environment_feedback_only_without_solution:
+            feedback = None
+        if demonstration is None and feedback is None:
+            return None
+        parts = {"solution": demonstration, "feedback": feedback}
+        ids = chat.ids(self._filled(prompt, **parts))
+        for name in ("solution", "feedback"):
+            text = parts[name]
+            while text and len(ids) > self.max_reprompt_len:
+                text = _without_start(chat, text, len(ids) - self.max_reprompt_len)
+                parts[name] = text
+                ids = chat.ids(self._filled(prompt, **parts))
+        is_empty = parts["solution"] is None and parts["feedback"] is None
+        return None if is_empty or len(ids) > self.max_reprompt_len else ids
+
+    def _filled(self, prompt: Prompt, solution: str | None, feedback: str | None) -> Prompt:
+        shown = _fill(self.solution_template, successful_previous_attempt=solution) if solution is not None else ""
+        said = _fill(self.feedback_template, feedback_raw=feedback) if feedback is not None else ""
+        if isinstance(prompt, str):
+            return _fill(self.reprompt_template, prompt=prompt, solution=shown, feedback=said)
+        last = max(i for i, message in enumerate(prompt) if message["role"] == "user")
+        text = _fill(self.reprompt_template, prompt=prompt[last]["content"], solution=shown, feedback=said)
+        return [*prompt[:last], {**prompt[last], "content": text}, *prompt[last + 1 :]]
+
+    def _demonstration_text(self, text: str) -> str:
+        if self.remove_thinking_from_demonstration:
+            text = re.sub(r"<think>.*?</think>\s*", "", text, flags=re.DOTALL).strip()
+        return text
+
+    def _choice(self, usable: list[int], texts: list[str], generator: torch.Generator | None) -> int:
+        if self.demonstration == "shortest":
+            return min(usable, key=lambda i: len(texts[i]))
+        if self.demonstration == "random":
+            return usable[int(torch.randint(len(usable), (), generator=generator))]
+        return usable[0]
+
+
+def _fill(template: str, **values: str) -> str:
+    return re.sub(r"\{(\w+)\}", lambda match: values[match.group(1)], template)
+
+
+def _without_start(chat: Chat, text: str, excess: int) -> str | None:
+    """The end of the text, at least `excess` tokens shorter with the ellipsis in front; None when nothing is left."""
+    ids = chat.tokenizer(text, add_special_tokens=False)["input_ids"]
+    mark = len(chat.tokenizer(ELLIPSIS, add_special_tokens=False)["input_ids"])
+    kept = ids[excess + mark :]
+    return ELLIPSIS + chat.tokenizer.decode(kept) if kept else None
