@@ -12,11 +12,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lit_rl.algorithms.iteration import rl_iteration
 from lit_rl.algorithms.reporting import add_reward_metrics, add_rollout_metrics
+from lit_rl.algorithms.state import add_state, take_state
 from lit_rl.algorithms.validation import ValidationScores
 from lit_rl.batch import RolloutBatch
 from lit_rl.data.chat import Chat
 from lit_rl.distributed import all_sum_, sum_gradients_, world_size
-from lit_rl.errors import ConfigError, DataError
+from lit_rl.errors import ConfigError
 from lit_rl.functional.masking import Totals, totals_of
 from lit_rl.hooks import emit
 from lit_rl.metrics import MetricSums
@@ -113,7 +114,7 @@ class RLModule(L.LightningModule):
             with self.clock("update"):
                 for rows in self.optimizer_batches(rollout):
                     totals = self.totals(rows)
-                    for micro_batch in self.batch.micro_batches(rows):
+                    for micro_batch in self.batch.micro_batches(self.rows_in_loss(rows)):
                         loss = self.loss(micro_batch, totals)
                         self.sums.add_share("train/loss", loss)
                         self.backward_locally(loss)
@@ -240,11 +241,23 @@ class RLModule(L.LightningModule):
                 yield rollout.select(index)
 
     def totals(self, rows: RolloutBatch) -> Totals:
-        """Tokens and rows that count in this optimizer batch, over all ranks. Collective."""
+        """What the loss of this optimizer batch is divided by, over all ranks. Collective."""
         assert rows.completion_mask is not None
-        local = totals_of(rows.completion_mask, self.sampling.max_completion_length)
-        tokens, count = all_sum_(torch.stack([local.tokens, local.rows]))
-        return Totals(tokens=tokens, rows=count, max_completion_length=local.max_completion_length)
+        return self.global_totals(rows.completion_mask)
+
+    def global_totals(self, mask: Tensor) -> Totals:
+        """Tokens and rows that the mask counts, over all ranks. Collective.
+
+        Args:
+            mask: (B, T) bool.
+        """
+        local = totals_of(mask, self.sampling.max_completion_length)
+        tokens, rows = all_sum_(torch.stack([local.tokens, local.rows]))
+        return Totals(tokens=tokens, rows=rows, max_completion_length=local.max_completion_length)
+
+    def rows_in_loss(self, rows: RolloutBatch) -> RolloutBatch:
+        """The rows worth a forward pass; at least one, so that every rank has a loss."""
+        return rows
 
     def backward_locally(self, loss: Tensor) -> None:
         """Add to the gradients of this rank; `update_policy` brings the ranks together once."""
@@ -377,33 +390,7 @@ class RLModule(L.LightningModule):
     # -------------------------------------------------------------------------------------------- checkpoint
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add counters and moving copies; leave out weights that `model.path` brings back."""
-        frozen = [n for n, p in self.named_parameters() if not p.requires_grad]
-        for name in frozen:
-            checkpoint["state_dict"].pop(name, None)
-        checkpoint["lit_rl"] = {
-            "algorithm": type(self).__name__,
-            "optimizer_steps": self.optimizer_steps,
-            "seconds": dict(self.clock.total),
-            "left_out": frozen,
-            "roles": {name: role.state_dict() for name, role in self.stateful.items()},
-        }
+        add_state(self, checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take counters and copies back, and refill what the file names as left out."""
-        saved = checkpoint["lit_rl"]
-        if saved["algorithm"] != type(self).__name__:
-            raise DataError(
-                f"The checkpoint was written by {saved['algorithm']}, this run is {type(self).__name__}; "
-                f"resume with the same algo, or start fresh with checkpoint.resume_mode=disable."
-            )
-        own = self.state_dict()
-        for name in saved["left_out"]:
-            checkpoint["state_dict"][name] = own[name]
-        self.optimizer_steps = saved["optimizer_steps"]
-        self.clock.total.update(saved["seconds"])
-        for name, state in saved["roles"].items():
-            role = getattr(self, name)
-            if role is None:
-                raise DataError(f"The checkpoint holds a {name!r}, this run has none; its settings differ.")
-            role.load_state_dict(state)
+        take_state(self, checkpoint)

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from lit_rl.algorithms.grpo import GRPO
-from lit_rl.batch import RolloutBatch, padded
+from lit_rl.batch import RolloutBatch, length_mask, padded
 from lit_rl.functional.distillation import sampled_token_loss
 from lit_rl.functional.masking import Totals
 from lit_rl.hooks import emit
-from lit_rl.models.score import Rows, completion_hidden, head_of, scattered
+from lit_rl.models.score import Rows, completion_hidden, head_of, score
 from lit_rl.objectives.distillation import Distillation
 from lit_rl.objectives.reprompt import Reprompt
 from lit_rl.objectives.teacher import Teacher
@@ -101,7 +101,10 @@ class SDPO(GRPO):
             self.reprompt.prompt_ids(self.chat, sample.prompt, shown, said)
             for sample, shown, said in zip(samples, demonstrations, feedback, strict=True)
         ]
-        own = [ids[len(ids) - n :] for ids, n in zip(rollout.prompt_ids.tolist(), rollout.prompt_len, strict=True)]
+        own = [
+            ids[len(ids) - n :]
+            for ids, n in zip(rollout.prompt_ids.tolist(), rollout.prompt_len, strict=True)
+        ]
         filled = [context or mine for context, mine in zip(contexts, own, strict=True)]
         teacher_ids, teacher_len = padded(filled, "left", self.chat.pad_token_id)
         rollout.teacher_prompt_ids = teacher_ids.to(self.device)
@@ -177,8 +180,67 @@ class SDPO(GRPO):
                 teacher_logps = self.teacher_logps(micro_batch)
             per_token = sampled_token_loss(logps, teacher_logps)
         else:
-            per_token, logps = self.divergence(micro_batch)
+            per_token, logps = self.token_divergence(micro_batch)
         per_token = self.distillation.weighted(per_token, logps, micro_batch.old_logps)
         loss = self.distillation.mean(per_token, mask, totals)
         self.sums.add_share("train/distillation_loss", loss)
         return loss
+
+    def token_divergence(self, micro_batch: RolloutBatch) -> tuple[Tensor, Tensor]:
+        """(B, T) divergence over the vocabulary or its top entries, and (B, T) log-probabilities of the student."""
+        assert self.teacher is not None and micro_batch.completion_ids is not None
+        assert micro_batch.completion_len is not None
+        completions = (micro_batch.completion_ids, micro_batch.completion_len)
+        student = completion_hidden(
+            self.policy, Rows(micro_batch.prompt_ids, micro_batch.prompt_len, *completions)
+        )
+        with torch.no_grad(), self.clock("teacher"), self.teacher.model() as model:
+            teacher = completion_hidden(model, _teacher_rows(micro_batch))
+            teacher_head = head_of(model)
+        flat, logps = self.distillation.divergence(
+            student,
+            teacher,
+            head_of(self.policy),
+            teacher_head,
+            micro_batch.completion_ids[micro_batch.token_mask],
+            self.sampling.temperature,
+        )
+        zeros = flat.new_zeros(micro_batch.completion_ids.shape)
+        return tuple(zeros.masked_scatter(micro_batch.token_mask, x) for x in (flat, logps))  # type: ignore[return-value]
+
+    @torch.no_grad()
+    def teacher_logps(self, rollout: RolloutBatch) -> Tensor:
+        """(B, T) log-probabilities under the teacher with its own prompt, 0 in rows that have no teacher."""
+        assert self.teacher is not None and rollout.completion_ids is not None
+        assert rollout.self_distillation_mask is not None
+        out = torch.zeros(rollout.completion_ids.shape, dtype=torch.float32, device=self.device)
+        index = rollout.self_distillation_mask.nonzero().flatten()
+        taught = rollout.select(index)
+        with self.clock("teacher"), self.teacher.model() as model:
+            for piece in self.batch.score_batches(taught):
+                rows = _teacher_rows(taught.select(piece))
+                scores = score(model, rows, temperature=self.sampling.temperature)
+                out[index[piece]] = scores.logps.to(out.dtype)
+        return out
+
+    def sync(self) -> None:
+        super().sync()
+        if self.teacher is not None:
+            self.teacher_settings.follow(self.teacher, self.step + 1)
+
+
+def _distillation_mask(rows: RolloutBatch) -> Tensor:
+    assert rows.completion_mask is not None and rows.self_distillation_mask is not None
+    return rows.completion_mask & rows.self_distillation_mask[:, None]
+
+
+def _teacher_rows(rows: RolloutBatch) -> Rows:
+    assert rows.teacher_prompt_ids is not None and rows.teacher_prompt_len is not None
+    assert rows.completion_ids is not None and rows.completion_len is not None
+    return Rows(rows.teacher_prompt_ids, rows.teacher_prompt_len, rows.completion_ids, rows.completion_len)
+
+
+def _prompt_mask(rows: RolloutBatch) -> Tensor:
+    assert rows.teacher_prompt_ids is not None and rows.teacher_prompt_len is not None
+    width = rows.teacher_prompt_ids.shape[1]
+    return length_mask(rows.teacher_prompt_len, width).flip(1)

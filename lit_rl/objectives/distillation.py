@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from lit_rl.errors import ConfigError
-from lit_rl.functional.distillation import chunked_divergence, importance_weight
+from lit_rl.functional.distillation import chunked_divergence_and_logps, importance_weight
 from lit_rl.functional.logps import Head
 from lit_rl.functional.masking import Totals, aggregate
 
@@ -85,22 +85,32 @@ class Distillation:
             )
 
     def divergence(
-        self, student: Tensor, teacher: Tensor, student_head: Head, teacher_head: Head, temperature: float
-    ) -> Tensor:
+        self,
+        student: Tensor,
+        teacher: Tensor,
+        student_head: Head,
+        teacher_head: Head,
+        targets: Tensor,
+        temperature: float,
+    ) -> tuple[Tensor, Tensor]:
         """(N,) divergence at each completion token, over the vocabulary or the student's top entries.
+
+        Also (N,) log-probabilities of the sampled tokens under the student, from the same logits.
 
         Args:
             student: (N, H) hidden states, with gradient.
             teacher: (N, H) hidden states.
             student_head: of the policy.
             teacher_head: of the teacher.
+            targets: (N,) long, the sampled tokens.
             temperature: divides both logits.
         """
-        return chunked_divergence(
+        return chunked_divergence_and_logps(
             student,
             teacher,
             student_head,
             teacher_head,
+            targets,
             alpha=self.distillation_alpha,
             topk=self.distillation_topk,
             add_tail=self.distillation_add_tail,

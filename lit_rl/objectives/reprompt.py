@@ -140,7 +140,11 @@ class Reprompt:
         return None if is_empty or len(ids) > self.max_reprompt_len else ids
 
     def _filled(self, prompt: Prompt, solution: str | None, feedback: str | None) -> Prompt:
-        shown = _fill(self.solution_template, successful_previous_attempt=solution) if solution is not None else ""
+        shown = (
+            _fill(self.solution_template, successful_previous_attempt=solution)
+            if solution is not None
+            else ""
+        )
         said = _fill(self.feedback_template, feedback_raw=feedback) if feedback is not None else ""
         if isinstance(prompt, str):
             return _fill(self.reprompt_template, prompt=prompt, solution=shown, feedback=said)

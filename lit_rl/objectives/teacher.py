@@ -34,7 +34,9 @@ class Teacher:
                 f"{self.key}.teacher_update_rate must be in [0, 1] (found {self.teacher_update_rate!r})."
             )
         if self.teacher_sync_steps < 1:
-            raise ConfigError(f"{self.key}.teacher_sync_steps must be >= 1 (found {self.teacher_sync_steps!r}).")
+            raise ConfigError(
+                f"{self.key}.teacher_sync_steps must be >= 1 (found {self.teacher_sync_steps!r})."
+            )
 
     def role(self, policy: nn.Module) -> Role:
         """The teacher of this policy, as it stands before training."""
