@@ -50,20 +50,19 @@ def gather_objects(item: T) -> list[T]:
 def sum_gradients_(parameters: list[torch.nn.Parameter]) -> None:
     """Replace each gradient by its sum over all ranks, in one collective per dtype.
 
-    Losses are normalised by the whole optimizer batch over all ranks, so the sum is the exact gradient. A rank
-    without rows has no gradients; it takes part with zeros.
+    Losses are normalised by the whole optimizer batch over all ranks, so the sum is the exact gradient. A parameter
+    that took no part has a gradient of zero, on one rank as on several.
     """
-    if not is_distributed():
-        return
-    groups: dict[torch.dtype, list[torch.nn.Parameter]] = {}
+    groups: dict[torch.dtype, list[torch.Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        groups.setdefault(parameter.grad.dtype, []).append(parameter)
-    for members in groups.values():
-        flat = torch.cat([p.grad.reshape(-1) for p in members])  # type: ignore[union-attr]
+        groups.setdefault(parameter.grad.dtype, []).append(parameter.grad)
+    if not is_distributed():
+        return
+    for gradients in groups.values():
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         dist.all_reduce(flat)
-        offset = 0
-        for p in members:
-            p.grad.copy_(flat[offset : offset + p.numel()].view_as(p))  # type: ignore[union-attr]
-            offset += p.numel()
+        parts = flat.split([gradient.numel() for gradient in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
