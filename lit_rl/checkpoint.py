@@ -5,13 +5,13 @@ checkpoints/step_00000008/
   manifest.json                       format, step, who wrote it, what is in it, size and sha256 of every file
   model.json      model.safetensors       the policy
   optimizer.json  optimizer.safetensors   moments and parameter groups
-  state.json      state.safetensors       everything else: counters, schedule, data position, callbacks, moving copies
+  state.json      state.safetensors       counters, schedule, data position, callbacks, moving copies
   hf/                                 the policy as `from_pretrained` reads it, when asked for
 ```
 
-A .json holds the structure and every plain value, and names the tensors in the .safetensors beside it. The folder is
-written under a temporary name and renamed at the end, so a name that starts with `step_` is a finished checkpoint.
-What each part means to the trainer stands in `FolderCheckpointIO`.
+A .json holds the structure and every plain value, and names the tensors in the .safetensors beside it. The
+folder is written under a temporary name and renamed at the end, so a name that starts with `step_` is a
+finished checkpoint. What each part means to the trainer stands in `FolderCheckpointIO`.
 """
 
 import hashlib
@@ -41,14 +41,14 @@ PARTS = ("model", "optimizer", "extra")
 
 Check = Callable[[dict[str, Any], dict[str, Any]], None]
 
-# ------------------------------------------------------------------------------------------------------------ codec
+# ------------------------------------------------------------------------------------------------------ codec
 
 
 def encode_tree(tree: Any) -> tuple[Any, dict[str, Tensor]]:
-    """A tree of plain values and tensors as JSON-able structure and named tensors; `decode_tree` undoes it exactly.
+    """A tree of values and tensors as JSON-able structure and named tensors; the inverse of `decode_tree`.
 
     Args:
-        tree: dict with str or int keys, list, tuple, tensor, int, float, bool, str and None, nested in any way.
+        tree: dict with str or int keys, list, tuple, tensor, int, float, bool, str and None, nested.
             Tensors that are one and the same memory are kept once.
 
     Returns:
@@ -83,7 +83,8 @@ class _Encoder:
         if type(node) in (dict, OrderedDict):
             return self._encode_dict(node, path)
         raise TypeError(
-            f"A checkpoint holds plain values and tensors only; {_place(path)} is a {type(node).__name__}: {node!r:.80}"
+            f"A checkpoint holds plain values and tensors only; {_place(path)} is a {type(node).__name__}: "
+            f"{node!r:.80}"
         )
 
     def _encode_dict(self, node: dict, path: tuple) -> Any:
@@ -104,7 +105,7 @@ class _Encoder:
         same = (tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride())
         if tensor.numel() and same in self._names:
             return self._names[same]
-        name = base = "/".join(str(part) for part in path) or "tensor"
+        name = "/".join(str(part) for part in path) or "tensor"
         while name in self.tensors:
             name += "'"
         kept = tensor.detach().cpu().contiguous()
@@ -114,7 +115,6 @@ class _Encoder:
         self._storages.add(storage)
         self.tensors[name] = kept
         self._names[same] = name
-        assert name.startswith(base)
         return name
 
 
@@ -157,12 +157,12 @@ def _write_json(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content, allow_nan=False), "utf-8")
 
 
-# ----------------------------------------------------------------------------------------------------------- folder
+# ----------------------------------------------------------------------------------------------------- folder
 
 
 @contextmanager
 def atomic_folder(target: Path) -> Iterator[Path]:
-    """A temporary folder beside `target` that takes its name when the block ends well, and vanishes when it does not.
+    """A temporary folder beside `target` that takes its name when the block ends well, or vanishes.
 
     A process that is killed inside the block leaves the temporary folder behind; the next call removes it.
     """
@@ -174,13 +174,14 @@ def atomic_folder(target: Path) -> Iterator[Path]:
         yield temporary
         for path in [*temporary.rglob("*"), temporary]:
             _fsync(path)
-        if target.exists():
-            remove_folder(target)
+        replaced = _set_aside(target) if target.exists() else None
         os.rename(temporary, target)
         _fsync(target.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+    if replaced is not None:
+        shutil.rmtree(replaced)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -191,16 +192,20 @@ def remove_leftovers(folder: Path) -> None:
 
 def remove_folder(folder: Path) -> None:
     """Delete a checkpoint; at no moment is a part of it there under its name."""
-    doomed = folder.parent / f"{TEMPORARY}removed-{folder.name}"
-    os.rename(folder, doomed)
-    shutil.rmtree(doomed)
+    shutil.rmtree(_set_aside(folder))
+
+
+def _set_aside(folder: Path) -> Path:
+    aside = folder.parent / f"{TEMPORARY}removed-{folder.name}"
+    os.rename(folder, aside)
+    return aside
 
 
 def verify(folder: Path) -> dict[str, Any]:
     """The manifest of a whole and undamaged checkpoint.
 
     Raises:
-        DataError: no manifest, another format, a file missing, or with another size or sha256 than it was written.
+        DataError: no manifest, another format, or a file that is missing or not as it was written.
     """
     if not folder.is_dir():
         raise DataError(f"{folder} is not a checkpoint folder. (Pickled checkpoint files are never read.)")
@@ -221,8 +226,8 @@ def verify(folder: Path) -> dict[str, Any]:
 def list_checkpoints(folder: Path) -> list[Path]:
     """The `step_*` folders in a folder, in the order in which they were written; unreadable ones come first.
 
-    The order is that of writing, not of steps: after going back to step 4 of a run that had reached 8, step 6 of
-    the new course is newer than step 8 of the old one.
+    The order is that of writing, not of steps: after going back to step 4 of a run that had reached 8, step 6
+    of the new course is newer than step 8 of the old one.
     """
     found = [path for path in folder.glob("step_*") if re.fullmatch(r"step_\d+", path.name) and path.is_dir()]
     return sorted(found, key=lambda path: ((_manifest(path) or {}).get("written", -math.inf), path.name))
@@ -251,6 +256,16 @@ def step_folder(folder: Path, step: int) -> Path:
     return folder / f"step_{step:08d}"
 
 
+def _write_manifest(folder: Path, entries: dict[str, Any]) -> None:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    facts = {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        for path in files
+    }
+    content = {**entries, "written": time.time(), "files": facts}
+    (folder / MANIFEST).write_text(json.dumps(content, indent=1), "utf-8")
+
+
 def _manifest(folder: Path) -> dict[str, Any] | None:
     try:
         return json.loads((folder / MANIFEST).read_text("utf-8"))
@@ -271,7 +286,7 @@ def _fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-# ---------------------------------------------------------------------------------------------------- trainer's view
+# --------------------------------------------------------------------------------------------- trainer's view
 
 _ALWAYS = (
     "epoch",
@@ -289,14 +304,14 @@ class FolderCheckpointIO(CheckpointIO):
     """Lightning's checkpoint dictionary to and from a folder, so that `Trainer` saves and restores as usual.
 
     "model" is the dictionary's `state_dict`, "optimizer" its `optimizer_states`, "extra" the schedule, loops,
-    callbacks and data position. What the module itself adds (`lit_rl`: counters, moving copies, names of weights
-    left out) always goes with it. A part that is not there reads as empty, never as missing, since Lightning looks
-    for the keys; without "extra" training starts at step 0.
+    callbacks and data position. What the module itself adds (`lit_rl`: counters, moving copies, names of
+    weights left out) always goes with it. A part that is not there reads as empty, never as missing, since
+    Lightning looks for the keys; without "extra" training starts at step 0.
 
     Args:
-        save_contents: parts to write.
+        save_contents: parts to write. "hf_model" is only noted: whoever saves writes it as "extra_files".
         load_contents: parts to read; None = all that the folder holds.
-        check: called with (manifest, checkpoint) before anything is restored; raises when they do not fit the run.
+        check: called with (manifest, checkpoint) before anything is restored; raises when they do not fit.
     """
 
     def __init__(
@@ -317,11 +332,11 @@ class FolderCheckpointIO(CheckpointIO):
         Args:
             checkpoint: as `Trainer` dumps it.
             path: the folder; one that exists is replaced.
-            storage_options: "manifest": further entries of the manifest; "extra_files": a function that is given
-                the temporary folder and writes more into it.
+            storage_options: "manifest": further entries of the manifest; "extra_files": a function that is
+                given the temporary folder and writes more into it.
         """
         options = storage_options or {}
-        contents = [part for part in PARTS if part in self.save_contents]
+        contents = [part for part in (*PARTS, "hf_model") if part in self.save_contents]
         with atomic_folder(Path(path)) as folder:
             if "model" in contents:
                 _write_tree(folder, "model", dict(checkpoint["state_dict"]))
@@ -333,22 +348,8 @@ class FolderCheckpointIO(CheckpointIO):
             _write_tree(folder, "state", state)
             if "extra_files" in options:
                 options["extra_files"](folder)
-            files = sorted(file for file in folder.rglob("*") if file.is_file())
-            manifest = {
-                "format": FORMAT,
-                "step": checkpoint["global_step"],
-                "contents": contents,
-                **options.get("manifest", {}),
-                "written": time.time(),
-                "files": {
-                    file.relative_to(folder).as_posix(): {
-                        "bytes": file.stat().st_size,
-                        "sha256": _sha256(file),
-                    }
-                    for file in files
-                },
-            }
-            (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), "utf-8")
+            entries = {"format": FORMAT, "step": checkpoint["global_step"], "contents": contents}
+            _write_manifest(folder, entries | options.get("manifest", {}))
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
@@ -361,18 +362,13 @@ class FolderCheckpointIO(CheckpointIO):
         """
         folder = Path(path)
         manifest = verify(folder)
-        contents = manifest["contents"] if self.load_contents is None else self.load_contents
-        if absent := [part for part in contents if part not in manifest["contents"]]:
-            raise ConfigError(
-                f"checkpoint.load_contents asks for {absent}, but {folder} holds {manifest['contents']}; leave it out."
-            )
-        state = _read_tree(folder, "state")
-        if "extra" in contents:
-            checkpoint = state
-        else:
-            checkpoint = {key: value for key, value in state.items() if key in _ALWAYS} | {
-                "lr_schedulers": []
-            }
+        held = [part for part in manifest["contents"] if part in PARTS]
+        contents = held if self.load_contents is None else self.load_contents
+        if absent := [part for part in contents if part not in held]:
+            raise ConfigError(f"checkpoint.load_contents asks for {absent}, but {folder} holds {held}.")
+        checkpoint = _read_tree(folder, "state")
+        if "extra" not in contents:
+            checkpoint = {key: value for key, value in checkpoint.items() if key in _ALWAYS}
         checkpoint.setdefault("lr_schedulers", [])
         checkpoint["state_dict"] = _read_tree(folder, "model") if "model" in contents else {}
         checkpoint["optimizer_states"] = _read_tree(folder, "optimizer") if "optimizer" in contents else []
