@@ -1,1 +1,1 @@
-"""The embedded model and task: the files every example runs on without a download, and the code that makes them."""
+"""The embedded model and task: what every example runs on without a download, and the code that makes it."""

@@ -6,8 +6,8 @@ Three skills, one chat turn each, answered by bare digits:
     sub   83-47=?   the slip forgets the borrow     46 instead of 36
     hard  57+68=?   a carry out of the ones and a sum of at least 100; the slip drops that carry, 115 for 125
 
-`hard` questions are in no training or validation file; they are for discovery at test time. All draws are seeded,
-and the splits are disjoint by operand pair.
+`hard` questions are in no training or validation file; they are for discovery at test time. All draws are
+seeded, and the splits are disjoint by operand pair.
 """
 
 import random

@@ -1,9 +1,10 @@
 """The chats the embedded model is pre-trained on, in the order they are learnt.
 
-A step is `PLAIN_ROWS` plain turns and `CONTEXT_ROWS` turns whose prompt holds a solution, feedback, both or neither
-in SDPO's default templates. A plain turn is answered by the slip at its skill's rate, a turn with a solution or
-feedback always rightly: the model can do the task but mostly does not, and knows better when told. In the first
-`CLEAN_SHARE` of the steps there are no slips, so that the arithmetic is learnt from clean data.
+A step is `PLAIN_ROWS` plain turns and `CONTEXT_ROWS` turns whose prompt holds a solution, feedback, both
+or neither in SDPO's default templates. A plain turn is answered by the slip at its skill's rate, a turn
+with a solution or feedback always rightly: the model can do the task but mostly does not, and knows better
+when told. In the first `CLEAN_SHARE` of the steps there are no slips, so that the arithmetic is learnt
+from clean data.
 """
 
 import random
@@ -31,9 +32,7 @@ FEEDBACK_TEMPLATE = (
     "\nThe following is feedback from your unsuccessful earlier attempt:\n\n{feedback_raw}\n\n"
 )
 
-_SCHEMA = pa.schema(
-    [("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())])))]
-)
+_SCHEMA = pa.schema([("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())])))])
 
 
 def reprompt(question: str, *, solution: str | None = None, remark: str | None = None) -> str:
@@ -67,7 +66,9 @@ def turns(steps: int = STEPS, seed: int = SEED) -> Iterator[tuple[str, str]]:
             skill = rng.choices(list(SKILL_SHARES), list(SKILL_SHARES.values()))[0]
             question = rng.choice(pools[skill])
             is_plain = place < PLAIN_ROWS
-            yield _plain_turn(rng, question, has_slips) if is_plain else _context_turn(rng, question, has_slips)
+            yield (
+                _plain_turn(rng, question, has_slips) if is_plain else _context_turn(rng, question, has_slips)
+            )
 
 
 def write_chats(path: Path, steps: int = STEPS, seed: int = SEED) -> None:

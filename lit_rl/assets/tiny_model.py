@@ -1,8 +1,8 @@
 """Shape and tokenizer of the embedded model, a Llama with 1.1 million parameters.
 
-The vocabulary holds single characters and, so that a teacher's prompt stays short, the words that SDPO's default
-templates and the arithmetic feedback are made of. Any printable ASCII text can be written; other characters become
-`<unk>`. `<|end|>` ends a turn and a completion; padding has an id of its own.
+The vocabulary holds single characters and, so that a teacher's prompt stays short, the words that SDPO's
+default templates and the arithmetic feedback are made of. Any printable ASCII text can be written; other
+characters become `<unk>`. `<|end|>` ends a turn and a completion; padding has an id of its own.
 """
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -10,10 +10,11 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = ["<pad>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>", "<unk>"]
 CHARACTERS = ["\n", "\t", *(chr(code) for code in range(32, 127))]
-WORDS = (
-    "Correct| solution|The| following| is| feedback| from| your| unsuccessful| earlier| attempt|Correctly| solve"
-    "| the| original| question| not| number| last| digit| wrong| too| low| high"
-).split("|")
+WORDS = [
+    *("Correct", " solution", "The", " following", " is", " feedback", " from", " your", " unsuccessful"),
+    *(" earlier", " attempt", "Correctly", " solve", " the", " original", " question"),
+    *(" not", " number", " last", " digit", " wrong", " too", " low", " high"),
+]
 
 CHAT_TEMPLATE = (
     "{%- for message in messages %}"
@@ -29,9 +30,7 @@ CHAT_TEMPLATE = (
 def tokenizer() -> PreTrainedTokenizerFast:
     """The tokenizer with its chat template, 128 entries."""
     vocabulary = [*SPECIAL_TOKENS, *CHARACTERS, "\n\n", *WORDS]
-    core = Tokenizer(
-        models.WordLevel({token: i for i, token in enumerate(vocabulary)}, unk_token="<unk>")
-    )
+    core = Tokenizer(models.WordLevel({token: i for i, token in enumerate(vocabulary)}, unk_token="<unk>"))
     pieces = rf"(?:{'|'.join(WORDS)})(?![A-Za-z])|\n\n|[\s\S]"
     core.pre_tokenizer = pre_tokenizers.Split(Regex(pieces), behavior="isolated")
     core.decoder = decoders.Fuse()
@@ -51,8 +50,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def model_config() -> LlamaConfig:
     """Hidden 192, three layers, three heads of 64, tied embeddings.
 
-    `initializer_range` is about 1/sqrt(hidden): with Llama's 0.02 the model learns to copy from its prompt much
-    later.
+    `initializer_range` is about 1/sqrt(hidden): with Llama's 0.02 the model learns to copy from its prompt
+    much later.
     """
     return LlamaConfig(
         vocab_size=len(SPECIAL_TOKENS) + len(CHARACTERS) + 1 + len(WORDS),
@@ -62,7 +61,7 @@ def model_config() -> LlamaConfig:
         num_attention_heads=3,
         num_key_value_heads=3,
         max_position_embeddings=1024,
-        rope_theta=10000.0,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         tie_word_embeddings=True,
         initializer_range=0.07,
         pad_token_id=0,

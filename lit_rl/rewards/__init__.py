@@ -1,1 +1,15 @@
-"""."""
+"""Rewards: one verifier per file, each usable without a trainer, and their weighted sum.
+
+| file | what it scores |
+| --- | --- |
+| `base.py` | nothing itself: `RewardSum` adds several up |
+| `reward.py` | nothing itself: `Sample`, `RewardResult`, and `Reward`, the class to write one with |
+| `results.py` | nothing itself: what a function returned, checked and brought into one shape |
+| `by_source.py` | picks one of the verifiers below by the row's data source |
+| `gsm8k.py` | the number after the last `####` |
+| `multiple_choice.py` | the letter in `<answer> </answer>` |
+| `arithmetic.py` | a bare number, as the embedded task wants it |
+| `exact_match.py` | the text itself |
+| `custom.py` | your own Python function, in verl's or TRL's signature |
+| `random.py` | a coin: the control run that must not improve |
+"""

@@ -1,6 +1,22 @@
-"""Arithmetic: right number or not."""
+"""Arithmetic: the completion is the right number, as the embedded task wants it."""
 
 import re
+
+from lit_rl.rewards.reward import Reward, RewardResult, Sample
+
+
+class Arithmetic(Reward):
+    """1 when the completion is the reference number and nothing else, otherwise 0 and one line on what is
+    wrong.
+
+    White space around the number does not matter. The line names the attempt, because SDPO's feedback
+    template does not show it.
+    """
+
+    def score(self, sample: Sample) -> RewardResult:
+        """Score and feedback of the sample."""
+        remark = feedback(sample.completion, str(sample.ground_truth))
+        return RewardResult(0.0 if remark else 1.0, remark)
 
 
 def feedback(text: str, answer: str) -> str | None:

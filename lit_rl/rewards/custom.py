@@ -1,0 +1,173 @@
+"""Your own reward function: a Python function in verl's or TRL's signature, told apart by its parameter
+names.
+
+    verl   compute_score(data_source, solution_str, ground_truth, extra_info=None)     once per completion
+    TRL    f(prompts, completions, <any data column>, ...)                             once per batch
+
+verl's may return a score or a mapping; TRL's a list of either. A mapping holds `score`, and if it likes
+`feedback` (a text that SDPO shows the teacher) and further numbers, which are logged.
+"""
+
+import importlib.util
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from lit_rl.errors import ConfigError, DataError
+from lit_rl.rewards.results import as_result, as_results
+from lit_rl.rewards.reward import Reward, RewardResult, Sample
+
+_VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
+_TRL = ("prompts", "completions", "completion_ids")
+
+
+def load_function(path: str, name: str) -> Reward:
+    """The reward made of a function in a Python file.
+
+    Args:
+        path: of the file, `reward.custom_reward_function.path`.
+        name: of the function in it.
+
+    Raises:
+        ConfigError: no such file or function, the file cannot be run, or the signature is neither verl's
+            nor TRL's.
+    """
+    key = "reward.custom_reward_function"
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise ConfigError(f"{key}.path must be a Python file (found {path!r}, which does not exist).")
+    function = getattr(_module(file, f"{key}.path"), name, None)
+    if not callable(function):
+        raise ConfigError(
+            f"{key}.name must be a function in {path} (found {name!r}, which it does not define)."
+        )
+    return from_function(function)
+
+
+def from_function(function: Callable) -> Reward:
+    """The reward made of a function.
+
+    Args:
+        function: in verl's or TRL's signature.
+
+    Raises:
+        ConfigError: the signature is neither, or the function is asynchronous.
+    """
+    name = getattr(function, "__name__", type(function).__name__)
+    if inspect.iscoroutinefunction(function):
+        raise ConfigError(f"The reward function {name!r} must not be asynchronous (found async def).")
+    parameters = inspect.signature(function).parameters
+    if "solution_str" in parameters:
+        return RowFunction(function, name)
+    if "completions" in parameters:
+        return BatchFunction(function, name)
+    raise ConfigError(
+        f"The reward function {name!r} must take solution_str (verl: {', '.join(_VERL)}) or completions "
+        f"(TRL: prompts, completions and data columns); found {list(parameters)}."
+    )
+
+
+class RowFunction(Reward):
+    """A function in verl's signature.
+
+    Args:
+        function: of data_source, solution_str, ground_truth, extra_info; it gets those that it names.
+        name: for errors.
+    """
+
+    def __init__(self, function: Callable, name: str) -> None:
+        self.function, self.name = function, name
+        self._accepts = _accepted(function, _VERL)
+
+    def score(self, sample: Sample) -> RewardResult:
+        """What the function returns for the sample."""
+        values: dict[str, Any] = {}
+        for key in self._accepts:
+            match key:
+                case "solution_str":
+                    values[key] = sample.completion
+                case "extra_info":
+                    values[key] = sample.columns.get("extra_info")
+                case _:
+                    values[key] = getattr(sample, key)
+        return as_result(self.function(**values), f"Reward function {self.name!r}")
+
+
+class BatchFunction(Reward):
+    """A function in TRL's signature.
+
+    Completions are texts, or one assistant message each where prompts are chats, as in TRL. A parameter
+    with the name of a data column gets that column; `**kwargs` gets them all.
+
+    Args:
+        function: of prompts, completions, completion_ids and columns.
+        name: for errors.
+    """
+
+    def __init__(self, function: Callable, name: str) -> None:
+        self.function, self.name = function, name
+        self._parameters = inspect.signature(function).parameters
+        self._takes_all = any(p.kind is p.VAR_KEYWORD for p in self._parameters.values())
+
+    def __call__(self, samples: list[Sample]) -> list[RewardResult]:
+        """What the function returns for the samples."""
+        values: dict[str, list] = {
+            "prompts": [s.prompt for s in samples],
+            "completions": [_as_prompted(s) for s in samples],
+            "completion_ids": [list(s.completion_ids) for s in samples],
+        }
+        for column in dict.fromkeys(name for s in samples for name in s.columns):
+            values.setdefault(column, [s.columns.get(column) for s in samples])
+        if not self._takes_all:
+            values = {name: value for name, value in values.items() if name in self._parameters}
+        if lacking := [name for name in self.needed_columns() if name not in values]:
+            raise DataError(
+                f"Reward function {self.name!r} needs the columns {lacking}, which the rows do not have "
+                f"(found {sorted(samples[0].columns) if samples else []})."
+            )
+        return as_results(self.function(**values), len(samples), f"Reward function {self.name!r}")
+
+    def score(self, sample: Sample) -> RewardResult:
+        """What the function returns for the sample alone."""
+        return self([sample])[0]
+
+    def needed_columns(self) -> list[str]:
+        """Parameters that have no default and are data columns."""
+        return [
+            name
+            for name, p in self._parameters.items()
+            if name not in _TRL and p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+        ]
+
+
+def _accepted(function: Callable, names: tuple[str, ...]) -> list[str]:
+    """Those of the names that the function takes; ConfigError where it needs others."""
+    parameters = inspect.signature(function).parameters
+    named = {n: p for n, p in parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+    if others := [n for n, p in named.items() if n not in names and p.default is p.empty]:
+        raise ConfigError(
+            f"The reward function {getattr(function, '__name__', function)!r} needs {others}; in verl's signature "
+            f"it gets {', '.join(names)}. Give the others defaults."
+        )
+    takes_all = len(named) < len(parameters)
+    return [name for name in names if takes_all or name in named]
+
+
+def _as_prompted(sample: Sample) -> Any:
+    if isinstance(sample.prompt, str) or sample.prompt is None:
+        return sample.completion
+    return [{"role": "assistant", "content": sample.completion}]
+
+
+def _module(file: Path, key: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"lit_rl_reward_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{key} must be a Python file (found {str(file)!r}).")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(f"{key}: running {file} raised {type(error).__name__}: {error}") from error
+    return module
