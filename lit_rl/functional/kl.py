@@ -98,3 +98,36 @@ ESTIMATORS: dict[str, Estimator] = {
     "low_var_kl+": straight_through(k3),
 }
 """By the names of the configuration; `full` needs the whole vocabulary and is `full_kl`."""
+
+
+def kl_in_reward(token_rewards: Tensor, kl: Tensor, mask: Tensor, *, coef: float) -> Tensor:
+    """Token rewards less the KL penalty, `r - coef * kl` at counted tokens. Source: arXiv 2203.02155, eq. 2.
+
+    Args:
+        token_rewards: (B, T) float.
+        kl: (B, T) of an estimator above; no gradient passes.
+        mask: (B, T) bool or 0/1.
+        coef: weight.
+
+    Returns:
+        (B, T); the rewards as they are at masked positions.
+    """
+    rewards, penalty = promoted(token_rewards), promoted(kl).detach()
+    return rewards - coef * torch.where(mask.bool(), penalty, torch.zeros_like(penalty))
+
+
+def adapted_coef(coef: float, current_kl: float, *, target_kl: float, horizon: float, rows: int) -> float:
+    """The adaptive controller's next weight: toward more penalty while the KL is above its target.
+
+    `coef * (1 + clip(current_kl / target_kl - 1, +-0.2) * rows / horizon)`.
+    Source: arXiv 1909.08593, section 2.2.
+
+    Args:
+        coef: weight now.
+        current_kl: mean over rows of the mean KL per counted token.
+        target_kl: > 0.
+        horizon: > 0, in rows.
+        rows: rows of this update.
+    """
+    error = min(max(current_kl / target_kl - 1, -0.2), 0.2)
+    return coef * (1 + error * rows / horizon)

@@ -92,7 +92,7 @@ class Totals(NamedTuple):
 
 
 def totals_of(mask: Tensor, max_completion_length: int) -> Totals:
-    """Totals of these rows alone, as scalar long tensors; sum `tokens` and `rows` over micro-batches and ranks for the whole.
+    """Totals of these rows alone, as scalar long tensors; add them up over micro-batches and ranks.
 
     Args:
         mask: (B, T) bool or 0/1, the loss mask.

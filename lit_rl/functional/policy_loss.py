@@ -97,3 +97,218 @@ def clip_fraction(
 ) -> Tensor:
     """Share of the counted tokens at which the clip is active. Arguments as above, mask (B, T)."""
     return masked_mean(is_clipped(log_ratio, advantages, epsilon, epsilon_high).float(), mask)
+
+
+def sequence_log_ratio_at_tokens(logps: Tensor, old_logps: Tensor, mask: Tensor) -> Tensor:
+    """The sequence-level log-ratio at every token, each with the gradient of its own log-probability.
+
+    For weights or advantages that differ between the tokens of a row; with equal ones and a mean per row the
+    gradient is that of the sequence level. Source: GSPO-token, arXiv 2507.18071, eq. 14.
+
+    Args:
+        logps, old_logps, mask: as in `log_ratio`.
+
+    Returns:
+        (B, T), zero where the mask is false.
+    """
+    sequence = log_ratio(logps, old_logps, mask, "sequence").detach()
+    logps = promoted(logps)
+    return torch.where(mask.bool(), sequence + (logps - logps.detach()), torch.zeros_like(logps))
+
+
+def cispo(log_ratio: Tensor, logps: Tensor, advantages: Tensor, *, low: float, high: float) -> Tensor:
+    """CISPO: the clipped ratio is a weight without gradient, `-clip(r, low, high).detach() A logp`.
+
+    Every token keeps a gradient. Source: MiniMax-M1, arXiv 2506.13585, eq. 4.
+
+    Args:
+        log_ratio: (B, T) or (B, 1).
+        logps: (B, T) now.
+        advantages: (B,) or (B, T).
+        low: least ratio, e.g. 1 - epsilon; 0 = no lower bound.
+        high: greatest ratio itself, e.g. 1 + epsilon_high.
+
+    Returns:
+        (B, T) loss per token.
+    """
+    weight = log_ratio.detach().exp().clamp(low, high)
+    return -weight * per_token(advantages) * promoted(logps)
+
+
+def gpg_loss(logps: Tensor, advantages: Tensor) -> Tensor:
+    """The plain policy gradient, `-A logp`, without a ratio. Source: GPG, arXiv 2504.02546, eq. 5.
+
+    Args:
+        logps: (B, T) now.
+        advantages: (B,) or (B, T).
+
+    Returns:
+        (B, T) loss per token.
+    """
+    return -promoted(logps) * per_token(advantages)
+
+
+def sapo(log_ratio: Tensor, advantages: Tensor, *, tau_pos: float = 1.0, tau_neg: float = 1.05) -> Tensor:
+    """SAPO: a soft gate in place of the clip, `-(4 / tau) sigmoid(tau (r - 1)) A`.
+
+    Source: Soft Adaptive Policy Optimization, arXiv 2511.20347, eq. 5.
+
+    Args:
+        log_ratio: (B, T) or (B, 1).
+        advantages: (B,) or (B, T).
+        tau_pos: sharpness of the gate at positive advantages.
+        tau_neg: at the others; greater is safer.
+
+    Returns:
+        (B, T) or (B, 1) loss per token or row.
+    """
+    advantages = per_token(advantages)
+    tau = torch.where(advantages > 0, tau_pos, tau_neg).to(log_ratio.dtype)
+    return -torch.sigmoid(tau * (log_ratio.exp() - 1)) * 4 / tau * advantages
+
+
+def geo_mean(
+    log_ratio: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    epsilon: float,
+    epsilon_high: float | None = None,
+) -> Tensor:
+    """GMPO: geometric mean of the row's token ratios, each clipped in log space at -epsilon and epsilon_high.
+
+    Source: Geometric-Mean Policy Optimization, arXiv 2507.20673, eq. 4.
+
+    Args:
+        log_ratio: (B, T).
+        advantages: (B,) or (B, T), of which a row takes the mean.
+        mask: (B, T) bool or 0/1.
+        epsilon: clip of the log-ratio below.
+        epsilon_high: above, None = epsilon.
+
+    Returns:
+        (B, 1) loss per row.
+    """
+    advantages = per_token(advantages)
+    sign = advantages.sign()
+    clipped = log_ratio.clamp(-epsilon, epsilon if epsilon_high is None else epsilon_high)
+    pessimistic = sign * torch.minimum(sign * log_ratio, sign * clipped)
+    ratio = masked_mean(pessimistic, mask, dim=-1).exp()
+    return (-masked_mean(advantages, mask, dim=-1) * ratio).unsqueeze(-1)
+
+
+def token_covariance(logps: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    """(B, T) each token's part of the covariance of advantage and log-probability over the tokens given.
+
+    Large values are the tokens that make the entropy fall. Source: arXiv 2505.22617, eq. 10.
+
+    Args:
+        logps: (B, T) now; no gradient passes.
+        advantages: (B,) or (B, T).
+        mask: (B, T) bool or 0/1.
+    """
+    logps, advantages = promoted(logps).detach(), per_token(advantages)
+    return (advantages - masked_mean(advantages, mask)) * (logps - masked_mean(logps, mask))
+
+
+def clip_cov(
+    log_ratio: Tensor,
+    logps: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    noise: Tensor,
+    *,
+    epsilon: float,
+    epsilon_high: float | None = None,
+    cov_ratio: float = 2e-4,
+    cov_low: float = 1.0,
+    cov_high: float = 5.0,
+) -> Tensor:
+    """Clip-Cov: the clipped surrogate, with some tokens of large covariance taken out of the gradient.
+
+    Source: The Entropy Mechanism of RL for Reasoning LMs, arXiv 2505.22617, eq. 11 and 12.
+
+    Args:
+        log_ratio: (B, T).
+        logps: (B, T) now.
+        advantages: (B,) or (B, T).
+        mask: (B, T) bool or 0/1.
+        noise: (B, T) uniform numbers, which decide among the candidates: the least win.
+        epsilon: clip range below 1.
+        epsilon_high: above, None = epsilon.
+        cov_ratio: share of the counted tokens that is taken out, at least one token.
+        cov_low: candidates have a covariance above it
+        cov_high: and below it.
+
+    Returns:
+        (B, T) loss per token, zero for those taken out.
+    """
+    loss = clipped_surrogate(log_ratio, advantages, epsilon=epsilon, epsilon_high=epsilon_high)
+    covariance = token_covariance(logps, advantages, mask)
+    clipped = is_clipped(log_ratio, advantages, epsilon, epsilon_high)
+    candidates = mask.bool() & ~clipped & (covariance > cov_low) & (covariance < cov_high)
+    count = max(int(cov_ratio * int(mask.sum())), 1)
+    taken = _least(noise, candidates, count)
+    return torch.where(taken, torch.zeros_like(loss), loss)
+
+
+def kl_cov(
+    log_ratio: Tensor,
+    logps: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    cov_ratio: float = 2e-4,
+    kl_coef: float = 1.0,
+) -> Tensor:
+    """KL-Cov: the unclipped surrogate, with a penalty `kl_coef |log r|` on the tokens of largest covariance.
+
+    Source: arXiv 2505.22617, eq. 13.
+
+    Args:
+        log_ratio: (B, T).
+        logps: (B, T) now.
+        advantages: (B,) or (B, T).
+        mask: (B, T) bool or 0/1.
+        cov_ratio: share of the counted tokens that pays, at least one token.
+        kl_coef: weight of the penalty.
+
+    Returns:
+        (B, T) loss per token.
+    """
+    loss = -per_token(advantages) * log_ratio.exp()
+    count = max(int(cov_ratio * int(mask.sum())), 1)
+    paying = _least(-token_covariance(logps, advantages, mask), mask.bool(), count)
+    return torch.where(paying, loss + kl_coef * log_ratio.abs(), loss)
+
+
+def _least(values: Tensor, candidates: Tensor, count: int) -> Tensor:
+    """Bool of the same shape: the `count` candidates of least value, or all if they are fewer."""
+    order = values.masked_fill(~candidates, torch.inf).flatten().argsort(stable=True)[:count]
+    chosen = torch.zeros_like(candidates.flatten())
+    chosen[order] = True
+    return chosen.view_as(candidates) & candidates
+
+
+def value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, *, cliprange_value: float | None = None
+) -> Tensor:
+    """Squared error of the critic, the larger of the plain and the clipped one, with the factor 1/2.
+
+    Source: PPO's reference implementation; arXiv 2006.05990, section 3.6.
+
+    Args:
+        values: (B, T) now.
+        old_values: (B, T) at generation.
+        returns: (B, T) targets.
+        cliprange_value: how far a value may move from the old one, None = no clipping.
+
+    Returns:
+        (B, T) loss per token.
+    """
+    values, old_values, returns = promoted(values), promoted(old_values), promoted(returns)
+    error = (values - returns).square()
+    if cliprange_value is not None:
+        near = torch.clamp(values, old_values - cliprange_value, old_values + cliprange_value)
+        error = torch.maximum(error, (near - returns).square())
+    return 0.5 * error
