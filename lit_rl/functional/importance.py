@@ -1,7 +1,8 @@
 """Rollout correction: weights and masks for tokens that an engine sampled with slightly other probabilities.
 
-The ratio is training probability over engine probability of the sampled token, of the same weights. Bounds are
-on the ratio itself (verl 0.8 mirrors them in its k1 rules: its lower bound is our 1 / upper, and the reverse).
+The ratio is training probability over engine probability of the sampled token, under the same weights. Bounds
+are on the ratio itself (verl 0.8 mirrors them in its k1 rules: its lower bound is our 1 / upper and the
+reverse).
 """
 
 import math
@@ -105,15 +106,16 @@ def rollout_correction(
     """Importance weights against the engine, and the rejection of tokens or rows.
 
     Sources: truncation, arXiv 1802.01561 (V-trace); token and sequence levels in this setting, F. Yao et al.,
-    "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (2025); geometric level, veto: verl.
+    "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (2025); geometric level and veto,
+    verl.
 
     Args:
         logps: (B, T) by the training model, with the weights that generated.
         rollout_logps: (B, T) as the engine reported.
         mask: (B, T) bool or 0/1, the loss mask.
         level: "token", "sequence" or "geometric": whose ratio weighs and is bounded.
-        mode: "truncate" (the weight is at most `upper`), "mask" (what lies outside the bounds leaves the mask,
-            and with it the divisors; weights inside stay) or "none" (weights of 1, only the veto acts).
+        mode: "truncate" (the weight is at most `upper`), "mask" (what lies outside the bounds leaves the mask
+            and so the divisors; weights inside stay) or "none" (the weight is not bounded).
         upper: > 1, None = no upper bound.
         lower: < 1, for "mask" only; None = 1 / upper, or none without upper.
         veto: rows that hold a token ratio below it leave the mask, None = off.
@@ -125,8 +127,7 @@ def rollout_correction(
         raise ValueError(f"mode must be truncate, mask or none (found {mode!r}).")
     counted = mask.bool()
     log_ratio = mismatch(logps, rollout_logps, mask, level)
-    weights = log_ratio.exp() if mode != "none" else torch.ones_like(log_ratio)
-    kept = counted
+    weights, kept = log_ratio.exp(), counted
     if mode == "truncate" and upper is not None:
         weights = weights.clamp(max=upper)
     if mode == "mask":
