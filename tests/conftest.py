@@ -1,5 +1,6 @@
 """Shared parts of the tests: the embedded model and tokenizer, rows, and a trainer without extras."""
 
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -76,3 +77,16 @@ def shared_folder() -> Path:
     if not folder.is_dir():
         pytest.skip("no shared fixtures beside this checkout")
     return folder
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Passed, failed and skipped tests by marker."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for outcome in ("passed", "failed", "error", "skipped"):
+        for report in terminalreporter.getreports(outcome):
+            if outcome != "passed" or report.when == "call":
+                for marker in [m for m in ("slow", "vllm", "gpu", "field") if m in report.keywords] or ["unmarked"]:
+                    counts[marker]["failed" if outcome == "error" else outcome] += 1
+    for marker, count in sorted(counts.items()):
+        line = ", ".join(f"{count[outcome]} {outcome}" for outcome in ("passed", "failed", "skipped"))
+        terminalreporter.write_line(f"{marker}: {line}")
