@@ -41,7 +41,9 @@ class LoaderOptions:
         if self.num_workers < 0:
             raise ConfigError(f"{self.key}.num_workers must be >= 0 (found {self.num_workers!r}).")
         if self.prefetch_factor is not None and self.prefetch_factor < 1:
-            raise ConfigError(f"{self.key}.prefetch_factor must be null or >= 1 (found {self.prefetch_factor!r}).")
+            raise ConfigError(
+                f"{self.key}.prefetch_factor must be null or >= 1 (found {self.prefetch_factor!r})."
+            )
         if self.multiprocessing_context not in (None, "fork", "spawn", "forkserver"):
             raise ConfigError(
                 f"{self.key}.multiprocessing_context must be null, fork, spawn or forkserver "

@@ -75,7 +75,9 @@ class TrainBatches:
         world_size: W.
     """
 
-    def __init__(self, order: RowOrder, *, batch_size: int, steps: int, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self, order: RowOrder, *, batch_size: int, steps: int, rank: int = 0, world_size: int = 1
+    ) -> None:
         assert batch_size % world_size == 0 and batch_size <= len(order)
         self._order, self._batch_size, self._steps = order, batch_size, steps
         self._rank, self._world_size = rank, world_size
@@ -98,7 +100,9 @@ class TrainBatches:
             yield list(batch)[self._rank :: self._world_size]
 
 
-def validation_batches(rows: Sequence[int], *, batch_size: int, rank: int = 0, world_size: int = 1) -> list[list[int]]:
+def validation_batches(
+    rows: Sequence[int], *, batch_size: int, rank: int = 0, world_size: int = 1
+) -> list[list[int]]:
     """The rows that this rank validates, in batches: every row once over all ranks, none twice.
 
     Rank r of W takes rows r, r + W, ... All ranks make the same number of batches, of nearly equal size, so that a

@@ -66,13 +66,21 @@ class Rows(ABC):
         """File and row number (from 0, within the file) of a row."""
 
 
-def open_rows(source: RowSource, *, key: str, columns: list[str] | None = None, max_samples: int = -1) -> Rows:
+def open_rows(
+    source: RowSource,
+    *,
+    key: str,
+    required: Sequence[str] = (),
+    only_required: bool = False,
+    max_samples: int = -1,
+) -> Rows:
     """Open files, or wrap rows that are in memory.
 
     Args:
         source: `embedded`, a file, a glob, a list of those, or a table of rows.
         key: dotted key that error messages name.
-        columns: read only these, each of which must exist; None reads all.
+        required: columns that each file (each row in memory) must have.
+        only_required: read no other columns.
         max_samples: use the first so many rows; -1 uses all.
 
     Raises:
@@ -81,9 +89,9 @@ def open_rows(source: RowSource, *, key: str, columns: list[str] | None = None, 
     """
     if isinstance(source, str) or (len(source) and isinstance(source[0], str)):
         paths = [source] if isinstance(source, str) else list(source)
-        rows: Rows = ParquetRows(_files(paths, key), columns=columns, max_samples=max_samples)  # type: ignore[arg-type]
+        rows: Rows = ParquetRows(_files(paths, key), required, only_required, max_samples)  # type: ignore[arg-type]
     else:
-        rows = MemoryRows(source, key=key, columns=columns, max_samples=max_samples)  # type: ignore[arg-type]
+        rows = MemoryRows(source, key, required, only_required, max_samples)  # type: ignore[arg-type]
     if not len(rows):
         raise DataError(f"{key} holds no rows (found {_shown(source)}); give at least one row.")
     return rows
@@ -98,12 +106,20 @@ class ParquetRows(Rows):
 
     Args:
         files: paths.
-        columns: read only these; None reads all.
+        required: columns that each file must have.
+        only_required: read no other columns.
         max_samples: use the first so many rows; -1 uses all.
     """
 
-    def __init__(self, files: list[str], *, columns: list[str] | None = None, max_samples: int = -1) -> None:
-        self._columns = columns
+    def __init__(
+        self,
+        files: list[str],
+        required: Sequence[str] = (),
+        only_required: bool = False,
+        max_samples: int = -1,
+    ) -> None:
+        self._required = list(required)
+        self._columns = self._required if only_required else None
         self._groups: list[tuple[str, int]] = []
         self._cache: OrderedDict[int, pa.Table] = OrderedDict()
         self.blocks = []
@@ -119,7 +135,7 @@ class ParquetRows(Rows):
     def _add(self, file: str) -> None:
         with _opened(file) as parquet:
             names = parquet.schema_arrow.names
-            for column in self._columns or []:
+            for column in self._required:
                 if column not in names:
                     raise DataError(f"{file} has no column {column!r}; it has {', '.join(names)}.")
             start = self.blocks[-1].rows[-1] + 1 if self.blocks else 0
@@ -173,14 +189,21 @@ class MemoryRows(Rows):
     Args:
         table: the rows.
         key: dotted key that error messages name.
-        columns: hand out only these, each of which a row must have; None hands out all.
+        required: columns that each row must have.
+        only_required: hand out no other columns.
         max_samples: use the first so many rows; -1 uses all.
     """
 
     def __init__(
-        self, table: RowTable, *, key: str, columns: list[str] | None = None, max_samples: int = -1
+        self,
+        table: RowTable,
+        key: str,
+        required: Sequence[str] = (),
+        only_required: bool = False,
+        max_samples: int = -1,
     ) -> None:
-        self._table, self._key, self._columns = table, key, columns
+        self._table, self._key = table, key
+        self._required, self._only_required = list(required), only_required
         self._length = len(table) if max_samples < 0 else min(len(table), max_samples)
         self.blocks = [Block(range(self._length), 0)] if self._length else []
 
@@ -193,12 +216,10 @@ class MemoryRows(Rows):
         row = self._table[index]
         if not isinstance(row, dict):
             raise DataError(f"{self.where(index)} must be a dict of columns (found {type(row).__name__}).")
-        if self._columns is None:
-            return dict(row)
-        for column in self._columns:
+        for column in self._required:
             if column not in row:
                 raise DataError(f"{self.where(index)} has no column {column!r}; it has {', '.join(row)}.")
-        return {column: row[column] for column in self._columns}
+        return {name: row[name] for name in (self._required if self._only_required else row)}
 
     def where(self, index: int) -> str:
         return f"{self._key}, row {index}"
@@ -241,4 +262,6 @@ def _embedded_split(path: str, key: str) -> str:
 
 
 def _shown(source: Any) -> str:
-    return repr(source) if isinstance(source, str | list) and len(repr(source)) < 200 else type(source).__name__
+    return (
+        repr(source) if isinstance(source, str | list) and len(repr(source)) < 200 else type(source).__name__
+    )

@@ -1,0 +1,255 @@
+"""RowDataModule: what prompts and supervised rows share; files, order, loaders and counts."""
+
+import logging
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import lightning as L
+
+from lit_rl.batch import RolloutBatch
+from lit_rl.data.chat import Chat, load_tokenizer
+from lit_rl.data.loader import LoaderOptions, RunLoader
+from lit_rl.data.order import RowOrder, TrainBatches, validation_batches
+from lit_rl.data.parquet import Block, Rows, RowSource, open_rows
+from lit_rl.data.scan import Judge, dropped_rows
+from lit_rl.distributed import rank, world_size
+from lit_rl.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
+
+Collate = Callable[[Sequence[int]], RolloutBatch]
+
+
+class RowDataModule(L.LightningDataModule):
+    """Rows of files as sized, resumable loaders; one Lightning epoch is the whole run.
+
+    Steps run on across data epochs: nothing is dropped at the end of one. Subclasses say which rows are used
+    (`_judge`), how rows become a batch (`_collate`), and what a `Chat` needs.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        train_files: RowSource | None,
+        val_files: RowSource | None,
+        train_max_samples: int,
+        val_max_samples: int,
+        total_epochs: float,
+        train_batch_size: int,
+        val_batch_size: int,
+        shuffle: bool,
+        seed: int,
+        tokenizer: "str | PreTrainedTokenizerBase",
+        trust_remote_code: bool,
+        chat_template_kwargs: dict[str, Any] | None,
+        on_bad_row: str,
+        loader: LoaderOptions | None,
+        scan_workers: int = 1,
+    ) -> None:
+        super().__init__()
+        _check(
+            {
+                "train_max_samples": (
+                    train_max_samples,
+                    train_max_samples == -1 or train_max_samples >= 1,
+                    _SAMPLES,
+                ),
+                "val_max_samples": (val_max_samples, val_max_samples == -1 or val_max_samples >= 1, _SAMPLES),
+                "total_epochs": (total_epochs, total_epochs > 0, "must be > 0"),
+                "train_batch_size": (train_batch_size, train_batch_size >= 1, "must be >= 1"),
+                "val_batch_size": (val_batch_size, val_batch_size >= 1, "must be >= 1"),
+                "on_bad_row": (on_bad_row, on_bad_row in ("error", "skip"), "must be error or skip"),
+                "seed": (
+                    seed,
+                    isinstance(seed, int),
+                    "must be a whole number, so that the order is reproducible",
+                ),
+            }
+        )
+        self.train_files, self.val_files = train_files, val_files
+        self.train_max_samples, self.val_max_samples = train_max_samples, val_max_samples
+        self.total_epochs = total_epochs
+        self.train_batch_size, self.val_batch_size = train_batch_size, val_batch_size
+        self.shuffle, self.data_seed = shuffle, seed
+        self.trust_remote_code = trust_remote_code
+        self.chat_template_kwargs = dict(chat_template_kwargs or {})
+        self.on_bad_row = on_bad_row
+        self.loader = loader or LoaderOptions()
+        self._scan_workers = scan_workers
+        self._tokenizer = tokenizer
+        self._chat: Chat | None = None
+        self._rows: dict[str, Rows] = {}
+        self._used: dict[str, list[Block]] = {}
+
+    @abstractmethod
+    def _new_chat(self, tokenizer: "PreTrainedTokenizerBase") -> Chat: ...
+
+    @abstractmethod
+    def _columns(self) -> tuple[list[str], bool]:
+        """Columns that every row must have; and whether the others are left out."""
+
+    @abstractmethod
+    def _judge(self) -> Judge | None:
+        """Says which rows are left out; None: every row is used, and none is looked at before its turn."""
+
+    @abstractmethod
+    def _collate(self, rows: Rows) -> Collate: ...
+
+    @property
+    def chat(self) -> Chat:
+        """The renderer of every prompt; the tokenizer is loaded on first use."""
+        if self._chat is None:
+            if isinstance(self._tokenizer, str):
+                self._tokenizer = load_tokenizer(self._tokenizer, trust_remote_code=self.trust_remote_code)
+            self._chat = self._new_chat(self._tokenizer)
+        return self._chat
+
+    def num_rows(self) -> dict[str, int]:
+        """Rows by split, "train" and "val", from the footers; after `setup`, those that are used.
+
+        Raises:
+            ConfigError: there are no training files, or a file is missing.
+            DataError: a file cannot be read or lacks a column.
+        """
+        splits = ["train"] if self.val_files is None else ["train", "val"]
+        counts = {split: sum(len(block.rows) for block in self._blocks(split)) for split in splits}
+        return {"val": 0, **counts}
+
+    def total_steps(self, max_steps: int = -1) -> int:
+        """Steps of the run: `max_steps`, or floor(total_epochs * N / P) when that is -1.
+
+        Before `setup`, rows that it will drop still count.
+
+        Raises:
+            ConfigError: there is not one whole step.
+        """
+        rows = self.num_rows()["train"]
+        if self.train_batch_size > rows:
+            raise ConfigError(
+                f"data.train_batch_size must not exceed the rows of data.train_files (found {self.train_batch_size}, "
+                f"and {rows} rows); make it smaller."
+            )
+        if max_steps >= 0:
+            return max_steps
+        steps = int(self.total_epochs * rows / self.train_batch_size + 1e-9)  # 0.1 * 30 / 3 is one step
+        if steps < 1:
+            raise ConfigError(
+                f"data.total_epochs * rows / data.train_batch_size must be at least one step (found "
+                f"{self.total_epochs} * {rows} / {self.train_batch_size}); raise data.total_epochs."
+            )
+        return steps
+
+    def setup(self, stage: str | None = None) -> None:
+        """Open the files of the stage, load the tokenizer, and find the rows that are used."""
+        splits = {"fit": ["train", "val"], "validate": ["val"]}.get(stage or "fit", [])
+        for split in splits:
+            if split in self._used or (split == "val" and self.val_files is None and stage == "fit"):
+                continue
+            self._used[split] = self._scanned(split)
+
+    def train_dataloader(self) -> RunLoader:
+        """Steps of the whole run.
+
+        Raises:
+            ConfigError: the ranks do not divide a step.
+        """
+        ranks = world_size()
+        if self.train_batch_size % ranks:
+            raise ConfigError(
+                f"data.train_batch_size must divide by the {ranks} ranks (found {self.train_batch_size}); "
+                f"{self.train_batch_size + -self.train_batch_size % ranks} is the next that does."
+            )
+        steps = self.total_steps(self.trainer.max_steps if self.trainer else -1)
+        order = RowOrder(self._blocks("train"), shuffle=self.shuffle, seed=self.data_seed)
+        batches = TrainBatches(
+            order, batch_size=self.train_batch_size, steps=steps, rank=rank(), world_size=ranks
+        )
+        identity = {
+            "data.train_files": f"{len(order)} rows",
+            "data.train_batch_size": self.train_batch_size,
+            "data.shuffle": self.shuffle,
+            "data.seed": self.data_seed,
+        }
+        return RunLoader(
+            batches, self._collate(self._opened("train")), options=self.loader, identity=identity
+        )
+
+    def val_dataloader(self) -> RunLoader | list[RunLoader]:
+        """Every validation row once over all ranks; no loader when `val_files` is null.
+
+        Raises:
+            ConfigError: there are fewer rows than ranks.
+        """
+        if self.val_files is None:
+            return []
+        rows = [row for block in self._blocks("val") for row in block.rows]
+        ranks = world_size()
+        if len(rows) < ranks:
+            raise ConfigError(
+                f"data.val_files must hold at least one row for each of the {ranks} ranks (found {len(rows)} rows); "
+                "give more rows or fewer devices."
+            )
+        batches = validation_batches(rows, batch_size=self.val_batch_size, rank=rank(), world_size=ranks)
+        return RunLoader(batches, self._collate(self._opened("val")), options=self.loader, identity={})
+
+    def _opened(self, split: str) -> Rows:
+        if split not in self._rows:
+            self._rows[split] = self._open(split, only_required=self._columns()[1])
+        return self._rows[split]
+
+    def _open(self, split: str, *, only_required: bool) -> Rows:
+        key = f"data.{split}_files"
+        source = self.train_files if split == "train" else self.val_files
+        if source is None:
+            raise ConfigError(f"{key} must be set (found None); give one or several parquet files.")
+        return open_rows(
+            source,
+            key=key,
+            required=self._columns()[0],
+            only_required=only_required,
+            max_samples=self.train_max_samples if split == "train" else self.val_max_samples,
+        )
+
+    def _scanned(self, split: str) -> list[Block]:
+        """The rows that are used, after saying how many."""
+        key, blocks = f"data.{split}_files", self._opened(split).blocks
+        total = sum(len(block.rows) for block in blocks)
+        dropped: dict[int, str] = {}
+        if judge := self._judge():
+            dropped = dropped_rows(self._open(split, only_required=True), judge, workers=self._scan_workers)
+        for reason, count in Counter(dropped.values()).items():
+            if len(dropped) == total:
+                raise DataError(f"{key}: none of the {total} rows is left; {count} of them have {reason}.")
+            if rank() == 0:
+                log.warning("%s: %d of %d rows left out, with %s", key, count, total, reason)
+        if rank() == 0:
+            log.info("%s: %d rows", key, total - len(dropped))
+        kept = [Block([i for i in block.rows if i not in dropped], block.size) for block in blocks]
+        return [block for block in kept if block.rows] if dropped else blocks
+
+    def _blocks(self, split: str) -> list[Block]:
+        return self._used.get(split) or self._opened(split).blocks
+
+
+_SAMPLES = "must be -1 (all) or >= 1"
+
+
+def _check(ranges: dict[str, tuple[Any, bool, str]]) -> None:
+    """Raise a ConfigError for the first value that is out of its range."""
+    for name, (value, is_legal, rule) in ranges.items():
+        if not is_legal:
+            raise ConfigError(f"data.{name} {rule} (found {value!r}).")
+
+
+def columns_of(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """One list per column that some row has; None where a row has it not."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
