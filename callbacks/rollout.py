@@ -57,8 +57,8 @@ class ValSampling:
             raise ConfigError(f"{self.key}.n must be >= 1 (found {self.n!r}).")
         if self.temperature == 0 and self.n > 1:
             raise ConfigError(
-                f"{self.key}.n must be 1 when {self.key}.temperature is 0 (found {self.n}): greedy completions of "
-                f"one prompt are all equal; set a temperature above 0."
+                f"{self.key}.n must be 1 when {self.key}.temperature is 0 (found {self.n}): greedy completions "
+                f"of one prompt are all equal; set a temperature above 0."
             )
 
     def over(self, training: Sampling) -> Sampling:
@@ -70,8 +70,8 @@ class ValSampling:
 class RolloutGeneration(L.Callback):
     """Writes the completions of each training and validation batch with the current policy.
 
-    Weights go to the engine before a generation and only when the policy has changed since. A batch that already
-    carries completions is left alone.
+    Weights go to the engine before a generation and only when the policy has changed since. A batch that
+    already carries completions is left alone.
 
     Args:
         engine: writes completions.
@@ -87,8 +87,8 @@ class RolloutGeneration(L.Callback):
         assert isinstance(pl_module, RLModule)
         if pl_module.sampling.temperature == 0:
             raise ConfigError(
-                "algo.sampling.temperature must be > 0 (found 0): greedy completions have no log-probability to learn "
-                "from; for greedy validation set rollout.val_kwargs.temperature=0."
+                "algo.sampling.temperature must be > 0 (found 0): greedy completions have no log-probability "
+                "to learn from; for greedy validation set rollout.val_kwargs.temperature=0."
             )
 
     def on_train_batch_start(

@@ -1,11 +1,12 @@
 """RolloutBatch: what a step carries from the prompt to the loss, and the axis legend used everywhere.
 
 Axes: `P` prompts, `G` completions per prompt, `B = P * G` rows (the G rows of a prompt adjacent), `S` prompt
-tokens (left-padded), `T` completion tokens (right-padded), `V` vocabulary, `K` top entries, `R` reward functions.
+tokens (left-padded), `T` completion tokens (right-padded), `V` vocabulary, `K` top entries, `R` reward
+functions.
 
-Existence comes from lengths: position s of row b is a prompt token when `s >= S - prompt_len[b]`, position t is a
-completion token when `t < completion_len[b]`. `completion_mask` says only where a token counts in a loss. What
-stands at other positions is never read.
+Existence comes from lengths: position s of row b is a prompt token when `s >= S - prompt_len[b]`, position t
+is a completion token when `t < completion_len[b]`. `completion_mask` says only where a token counts in a
+loss. What stands at other positions is never read.
 """
 
 from dataclasses import dataclass, field, fields, replace

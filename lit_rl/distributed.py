@@ -50,8 +50,8 @@ def gather_objects(item: T) -> list[T]:
 def sum_gradients_(parameters: list[torch.nn.Parameter]) -> None:
     """Replace each gradient by its sum over all ranks, in one collective per dtype.
 
-    Losses are normalised by the whole optimizer batch over all ranks, so the sum is the exact gradient. A parameter
-    that took no part has a gradient of zero, on one rank as on several.
+    Losses are normalised by the whole optimizer batch over all ranks, so the sum is the exact gradient. A
+    parameter that took no part has a gradient of zero, on one rank as on several.
     """
     groups: dict[torch.dtype, list[torch.Tensor]] = {}
     for parameter in parameters:

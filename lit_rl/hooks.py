@@ -1,7 +1,7 @@
 """Events beyond Lightning's own, with their payloads, and the one way to raise them.
 
-A plug-in is any `lightning.Callback` with a method named like an event; subclassing `RLCallback` only adds type
-checking and help. Payload goes by keyword, on every rank, in callback order; return values are ignored.
+A plug-in is any `lightning.Callback` with a method named like an event; subclassing `RLCallback` only adds
+type checking and help. Payload goes by keyword, on every rank, in callback order; return values are ignored.
 Handlers should end in `**payload`, so that payloads can grow.
 """
 

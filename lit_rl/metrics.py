@@ -1,4 +1,6 @@
-"""Metrics of one step: weighted sums on the device, brought together over ranks once, at the end of the step."""
+"""Metrics of one step: weighted sums on the device, brought together over ranks once, at the end of the
+step.
+"""
 
 import torch
 from torch import Tensor
@@ -9,8 +11,8 @@ from lit_rl.distributed import all_max_, all_sum_
 class MetricSums:
     """Means, maxima and losses of a step, exact over micro-batches and ranks.
 
-    Nothing is read from the device until `reduce`, which makes at most three collectives, so every rank must have
-    added the same names.
+    Nothing is read from the device until `reduce`, which makes at most three collectives, so every rank must
+    have added the same names.
 
     Args:
         device: where the sums are kept.
@@ -34,7 +36,8 @@ class MetricSums:
         self._maxima[name] = torch.maximum(self._maxima[name], new) if name in self._maxima else new
 
     def add_share(self, name: str, value: Tensor | float) -> None:
-        """Add a micro-batch's share of a loss; the metric is the loss of an optimizer batch, averaged over them."""
+        """Add a micro-batch's share of a loss; the metric is the loss of an optimizer batch, averaged over
+        them."""
         new = self._scalar(value)
         self._shares[name] = self._shares[name] + new if name in self._shares else new
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 class Clock:
     """Seconds spent in each named phase, in this step and in the whole run.
 
-    The phases of a step are generate, score, teacher, update, validate, save. A phase inside another one is taken
-    out of the outer one, so that the parts add up.
+    The phases of a step are generate, score, teacher, update, validate, save. A phase inside another one is
+    taken out of the outer one, so that the parts add up.
     """
 
     def __init__(self) -> None:

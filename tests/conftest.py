@@ -47,7 +47,9 @@ def tiny_policy() -> Callable[..., LlamaForCausalLM]:
 def make_batch() -> Callable[..., RolloutBatch]:
     """A function that makes scored rows, ragged by default: P prompts, G completions each."""
 
-    def build(P: int = 3, G: int = 4, S: int = 7, T: int = 6, seed: int = 0, ragged: bool = True) -> RolloutBatch:
+    def build(
+        P: int = 3, G: int = 4, S: int = 7, T: int = 6, seed: int = 0, ragged: bool = True
+    ) -> RolloutBatch:
         generator = torch.Generator().manual_seed(seed)
 
         def draw(low: int, high: int, shape: tuple[int, ...]) -> torch.Tensor:
@@ -85,7 +87,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for outcome in ("passed", "failed", "error", "skipped"):
         for report in terminalreporter.getreports(outcome):
             if outcome != "passed" or report.when == "call":
-                for marker in [m for m in ("slow", "vllm", "gpu", "field") if m in report.keywords] or ["unmarked"]:
+                known = [m for m in ("slow", "vllm", "gpu", "field") if m in report.keywords]
+                for marker in known or ["unmarked"]:
                     counts[marker]["failed" if outcome == "error" else outcome] += 1
     for marker, count in sorted(counts.items()):
         line = ", ".join(f"{count[outcome]} {outcome}" for outcome in ("passed", "failed", "skipped"))

@@ -126,8 +126,8 @@ class RLModule(L.LightningModule):
     def prepare(self, rollout: RolloutBatch) -> None:
         """Fill in what the loss compares with. Without gradient.
 
-        Old log-probabilities are only needed when a second update will find the policy moved; for the first one
-        they are the current ones.
+        Old log-probabilities are only needed when a second update will find the policy moved; for the first
+        one they are the current ones.
         """
         if self.batch.optimizer_steps(len(rollout), self.num_iterations, world_size()) > 1:
             rollout.old_logps = self.logps(self.policy, rollout)
@@ -167,8 +167,8 @@ class RLModule(L.LightningModule):
             rollout = batch
         if rollout is None:
             raise ConfigError(
-                "The batch carries no completions and none were generated: add the callback RolloutGeneration "
-                "(callbacks.rollout=${rollout}), or train on data that has completions."
+                "The batch carries no completions and none were generated: add the callback "
+                "RolloutGeneration (callbacks.rollout=${rollout}), or train on data that has completions."
             )
         return rollout.to(self.device)
 
@@ -285,8 +285,9 @@ class RLModule(L.LightningModule):
             self.sums.add("train/grad_norm", norm)
         elif self.on_nonfinite == "error":
             raise FloatingPointError(
-                f"The gradient norm is {norm.item()} at step {self.step + 1}; the weights are unchanged. "
-                f"Set algo.on_nonfinite=skip to leave such updates out, trainer.detect_anomaly=true to find the cause."
+                f"The gradient norm is {norm.item()} at step {self.step + 1}; the weights are unchanged. Set "
+                f"algo.on_nonfinite=skip to leave such updates out, or trainer.detect_anomaly=true to find "
+                f"the cause."
             )
         self.sums.add("train/skipped_updates", 0.0 if is_finite else 1.0)
         self.sums.end_update()
@@ -363,7 +364,7 @@ class RLModule(L.LightningModule):
         return {name: role for name, role in roles.items() if role is not None and role.is_moving}
 
     def setup(self, stage: str) -> None:
-        """Build what needs the initial policy. Runs before a checkpoint is read, so copies start from there."""
+        """Build what needs the initial policy. A checkpoint is read later, so copies start from there."""
         if self._is_built:
             return
         self._is_built = True

@@ -1,9 +1,9 @@
 """GRPO: group-relative policy optimization.
 
-No critic: a completion's advantage is its reward against the other completions of the same prompt, and every token
-of the row gets it. The loss is PPO's clipped ratio plus `beta` times a KL to the reference. DeepSeekMath (Shao et
-al. 2024, arXiv 2402.03300), eq. 3; `loss_type` and `scale_rewards` give Dr. GRPO (arXiv 2503.20783) and DAPO
-(arXiv 2503.14476), `importance_sampling_level=sequence` gives GSPO (arXiv 2507.18071).
+No critic: a completion's advantage is its reward against the other completions of the same prompt, and every
+token of the row gets it. The loss is PPO's clipped ratio plus `beta` times a KL to the reference.
+DeepSeekMath (Shao et al. 2024, arXiv 2402.03300), eq. 3; `loss_type` and `scale_rewards` give Dr. GRPO (arXiv
+2503.20783) and DAPO (arXiv 2503.14476), `importance_sampling_level=sequence` gives GSPO (arXiv 2507.18071).
 """
 
 from typing import Any

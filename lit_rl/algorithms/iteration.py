@@ -1,7 +1,8 @@
 """Makes `trainer.global_step` count iterations under manual optimization.
 
-Lightning counts optimizer steps there, so that two updates per rollout would halve every period. This is the one
-place that touches its private loop state; `tests/algorithms/test_iteration.py` holds it to the installed version.
+Lightning counts optimizer steps there, so that two updates per rollout would halve every period. This is the
+one place that touches its private loop state; `tests/algorithms/test_iteration.py` holds it to the installed
+version.
 """
 
 from collections.abc import Iterator

@@ -9,7 +9,7 @@
 | `rollout/reward`, `reward/<function>` | mean over rows that have one |
 | `rollout/reward_std` | mean over groups of the standard deviation in the group |
 | `rollout/zero_variance_frac` | groups of equal rewards / groups |
-| `rollout/all_right_frac`, `rollout/all_wrong_frac` | groups whose rows are all right, or all wrong / groups |
+| `rollout/all_right_frac`, `rollout/all_wrong_frac` | groups of right, or of wrong, rows only / groups |
 
 A row is right when its weighted reward reaches 1 (to 1e-6).
 """

@@ -86,7 +86,8 @@ class SDPO(GRPO):
         )
 
     def build_teacher_context(self, rollout: RolloutBatch) -> None:
-        """Fill in the teacher's prompts and `self_distillation_mask`; a row without one keeps its own prompt."""
+        """Fill in the teacher's prompts and `self_distillation_mask`; a row without one keeps its own
+        prompt."""
         assert rollout.rewards is not None and rollout.completion_ids is not None
         samples = self.samples(rollout)
         success = self.reprompt.is_success(rollout.rewards).tolist()
@@ -154,7 +155,8 @@ class SDPO(GRPO):
         return SDPOTotals(policy, distillation)
 
     def rows_in_loss(self, rows: RolloutBatch) -> RolloutBatch:
-        """Without a policy term, only rows that have a teacher; one row stays so that the loss has a graph."""
+        """Without a policy term,
+        only rows that have a teacher; one row stays so that the loss has a graph."""
         if self.has_policy_term:
             return rows
         assert rows.self_distillation_mask is not None
@@ -187,7 +189,8 @@ class SDPO(GRPO):
         return loss
 
     def token_divergence(self, micro_batch: RolloutBatch) -> tuple[Tensor, Tensor]:
-        """(B, T) divergence over the vocabulary or its top entries, and (B, T) log-probabilities of the student."""
+        """(B, T) divergence over the vocabulary or its top entries, and (B, T) log-probabilities of the
+        student."""
         assert self.teacher is not None and micro_batch.completion_ids is not None
         assert micro_batch.completion_len is not None
         completions = (micro_batch.completion_ids, micro_batch.completion_len)

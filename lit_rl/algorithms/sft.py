@@ -1,8 +1,8 @@
 """SFT: supervised fine-tuning.
 
-The negative log-likelihood of the completion tokens that count, averaged over the tokens of the whole optimizer
-batch on all ranks. No rollout, no reward: the rows carry their completions. It shares the step, scoring and batch
-arithmetic of the other algorithms.
+The negative log-likelihood of the completion tokens that count, averaged over the tokens of the whole
+optimizer batch on all ranks. No rollout, no reward: the rows carry their completions. It shares the step,
+scoring and batch arithmetic of the other algorithms.
 """
 
 from typing import Any

@@ -16,10 +16,10 @@ class Advantage:
     """Estimator of the advantages (source: TRL GRPOConfig; verl `algorithm.adv_estimator`).
 
     Args:
-        adv_estimator: "grpo" centres the rewards in their group; "none" computes nothing, for a loss without a
-            policy term.
-        scale_rewards: what the centred reward is divided by: the standard deviation of its "group", of the whole
-            "batch", or "none".
+        adv_estimator: "grpo" centres the rewards in their group; "none" computes nothing, for a loss without
+            a policy term.
+        scale_rewards: what the centred reward is divided by: the standard deviation of its "group", of the
+            whole "batch", or "none".
         std_epsilon: added to that deviation.
 
     Raises:

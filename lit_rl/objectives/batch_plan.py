@@ -15,13 +15,14 @@ from lit_rl.errors import ConfigError
 class BatchPlan:
     """Batch arithmetic below the step.
 
-    `optimizer_batch_size` changes what is learned. The micro-batch keys trade memory for time and nothing else:
-    losses are normalised by the whole optimizer batch over all ranks.
+    `optimizer_batch_size` changes what is learned. The micro-batch keys trade memory for time and nothing
+    else: losses are normalised by the whole optimizer batch over all ranks.
 
     Args:
         optimizer_batch_size: rows over all ranks per optimizer step; null is the whole step.
         micro_batch_size: rows per forward and backward on one device.
-        micro_batch_tokens: instead of rows: prompt and completion tokens without padding, rows sorted by length.
+        micro_batch_tokens: instead of rows: prompt and completion tokens without padding, rows sorted by
+            length.
         score_micro_batch_size: rows per pass without gradient; null is as above.
         score_micro_batch_tokens: the same in tokens.
         shuffle: permute the rows before each pass over them, seeded.
@@ -52,8 +53,8 @@ class BatchPlan:
             )
         if self.score_micro_batch_size is not None and self.score_micro_batch_tokens is not None:
             raise ConfigError(
-                f"At most one of {self.key}.score_micro_batch_size (found {self.score_micro_batch_size!r}) and "
-                f"{self.key}.score_micro_batch_tokens (found {self.score_micro_batch_tokens!r}) may be set."
+                f"At most one of {self.key}.score_micro_batch_size (found {self.score_micro_batch_size}) and "
+                f"{self.key}.score_micro_batch_tokens (found {self.score_micro_batch_tokens}) may be set."
             )
 
     def optimizer_steps(self, rows: int, num_iterations: int, num_ranks: int = 1) -> int:
@@ -85,7 +86,7 @@ class BatchPlan:
         yield from _cuts(batch, size, tokens)
 
     def micro_steps(self, rows: int, num_ranks: int = 1) -> int:
-        """Micro-batches in one pass over the rows of this rank, K * A (by rows; by tokens it is an estimate of 1)."""
+        """Micro-batches in one pass over the rows of this rank, K * A; with `micro_batch_tokens`, K."""
         per_update = self._rows_per_optimizer_step(rows, num_ranks)
         pieces = -(-per_update // self.micro_batch_size) if self.micro_batch_size else 1
         return -(-rows // per_update) * pieces

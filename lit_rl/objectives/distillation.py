@@ -23,13 +23,17 @@ class Distillation:
 
     Args:
         distillation_weight: loss = (1 - weight) policy loss + weight distillation loss, in [0, 1].
-        distillation_alpha: 1 is reverse KL, KL(student || teacher); 0 forward; between, generalised Jensen-Shannon.
+        distillation_alpha: 1 is reverse KL, KL(student || teacher); 0 forward; between, generalised
+            Jensen-Shannon.
         distillation_mode: compare the "sampled_token" only, the student's "topk_logits", or "full_logits".
-        distillation_is_clip: cap of the ratio (policy now / policy at rollout) that weighs each token; null is off.
+        distillation_is_clip: cap of the ratio (policy now / policy at rollout) that weighs each token; null
+            is off.
         distillation_topk: entries compared in mode topk_logits.
-        distillation_add_tail: one more bucket for the probability outside the top entries; else both are renormalised.
-        distillation_divisor: "active_tokens" averages over the tokens of rows that have a teacher; "active_rows" over
-            the tokens of each row, then over those rows; "all_rows" then over all rows, as TRL does.
+        distillation_add_tail: one more bucket for the probability outside the top entries; else both are
+            renormalised.
+        distillation_divisor: "active_tokens" averages over the tokens of rows that have a teacher;
+            "active_rows" over the tokens of each row, then over those rows; "all_rows" then over all rows, as
+            TRL does.
         chunk_tokens: positions whose logits exist at once.
 
     Raises:
@@ -65,13 +69,13 @@ class Distillation:
         mode, alpha, topk = self.distillation_mode, self.distillation_alpha, self.distillation_topk
         if mode == "sampled_token" and alpha != 1.0:
             raise ConfigError(
-                f"{self.key}.distillation_alpha must be 1.0 when {self.key}.distillation_mode is 'sampled_token' "
-                f"(found {alpha!r}): the sampled token estimates the reverse KL only."
+                f"{self.key}.distillation_alpha must be 1.0 when {self.key}.distillation_mode is "
+                f"'sampled_token' (found {alpha!r}): the sampled token estimates the reverse KL only."
             )
         if mode == "topk_logits" and topk is None:
             raise ConfigError(
-                f"{self.key}.distillation_topk must be set when {self.key}.distillation_mode is 'topk_logits' "
-                f"(found None); give an integer >= 1."
+                f"{self.key}.distillation_topk must be set when {self.key}.distillation_mode is "
+                f"'topk_logits' (found None); give an integer >= 1."
             )
         if mode != "topk_logits" and topk is not None:
             raise ConfigError(
@@ -80,8 +84,8 @@ class Distillation:
             )
         if self.distillation_add_tail and mode != "topk_logits":
             raise ConfigError(
-                f"{self.key}.distillation_add_tail must be false when {self.key}.distillation_mode is {mode!r} "
-                f"(found True); it belongs to 'topk_logits'."
+                f"{self.key}.distillation_add_tail must be false when {self.key}.distillation_mode is "
+                f"{mode!r} (found True); it belongs to 'topk_logits'."
             )
 
     def divergence(

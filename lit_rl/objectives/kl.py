@@ -37,8 +37,8 @@ class KL:
             raise ConfigError(f"{self.key}.beta must be >= 0 (found {self.beta!r}).")
         if self.kl_loss_type == "kl":
             raise ConfigError(
-                f"{self.key}.kl_loss_type must not be 'kl': inside the loss its expected gradient is zero, so "
-                f"it would penalise nothing; use 'low_var_kl' or 'mse'."
+                f"{self.key}.kl_loss_type must be low_var_kl, mse or abs (found 'kl'): inside the loss the "
+                f"expected gradient of 'kl' is zero, so it would penalise nothing."
             )
 
     def per_token(self, logps: Tensor, ref_logps: Tensor) -> Tensor:

@@ -25,13 +25,14 @@ class ClippedSurrogate:
     Args:
         epsilon: the ratio is clipped below at 1 - epsilon.
         epsilon_high: and above at 1 + epsilon_high; null is epsilon. DAPO uses 0.28.
-        dual_clip: cap of the ratio's effect at negative advantages (Ye et al. 2020, arXiv 1912.09729); null is off.
-        loss_type: "grpo" averages each row over its tokens, then over rows; "dapo" over the tokens of the optimizer
-            batch; "bnpo" over the tokens of the micro-batch, so that it alone depends on how the batch is cut;
-            "dr_grpo" divides by rows times `max_completion_length`; "seq_mean_token_sum" sums the tokens of a row
-            and averages over rows.
-        importance_sampling_level: one ratio per "token", or per "sequence" from its mean log-ratio (GSPO, Zheng
-            et al. 2025, arXiv 2507.18071).
+        dual_clip: cap of the ratio's effect at negative advantages (Ye et al. 2020, arXiv 1912.09729); null
+            is off.
+        loss_type: "grpo" averages each row over its tokens, then over rows; "dapo" over the tokens of the
+            optimizer batch; "bnpo" over the tokens of the micro-batch, so that it alone depends on how the
+            batch is cut; "dr_grpo" divides by rows times `max_completion_length`; "seq_mean_token_sum" sums
+            the tokens of a row and averages over rows.
+        importance_sampling_level: one ratio per "token", or per "sequence" from its mean log-ratio (GSPO,
+            Zheng et al. 2025, arXiv 2507.18071).
         entropy_coeff: weight of the entropy bonus.
 
     Raises:

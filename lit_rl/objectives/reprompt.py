@@ -24,16 +24,16 @@ Prompt = str | list[dict[str, Any]]
 class Reprompt:
     """Builds the teacher's prompt (source: TRL SDPOConfig; rulings 10 and 11 of the project's design).
 
-    A success of the same group is the demonstration; a row is never its own. Templates are filled as data: braces in
-    model text stay as they are. The last user message is replaced, earlier messages stay.
+    A success of the same group is the demonstration; a row is never its own. Templates are filled as data:
+    braces in model text stay as they are. The last user message is replaced, earlier messages stay.
 
     Args:
         use_successful_as_teacher: successes of the group are demonstrations.
         dont_reprompt_on_self_success: a row never demonstrates to itself.
         success_reward_threshold: a weighted reward that reaches this (to 1e-6) is a success.
         demonstration: which of several successes: "first", "shortest", or "random" by seed.
-        max_reprompt_len: tokens of the teacher's prompt. A longer one loses the start of the solution, then of the
-            feedback, marked by "..."; if the question alone does not fit, the row has no teacher.
+        max_reprompt_len: tokens of the teacher's prompt. A longer one loses the start of the solution, then
+            of the feedback, marked by "..."; if the question alone does not fit, the row has no teacher.
         reprompt_template: slots {prompt}, {solution}, {feedback}; {prompt} is compulsory.
         solution_template: slot {successful_previous_attempt}.
         feedback_template: slot {feedback_raw}.
@@ -42,7 +42,8 @@ class Reprompt:
         remove_thinking_from_demonstration: drop closed <think> blocks; an unclosed one stays.
 
     Raises:
-        ConfigError: a template has unknown slots or lacks its own, a length is below 1, or nothing could ever be
+        ConfigError: a template has unknown slots or lacks its own, a length is below 1, or nothing could ever
+        be
             shown to the teacher.
     """
 
@@ -67,8 +68,8 @@ class Reprompt:
             raise ConfigError(f"{self.key}.max_reprompt_len must be >= 1 (found {self.max_reprompt_len!r}).")
         if not self.use_successful_as_teacher and not self.include_environment_feedback:
             raise ConfigError(
-                f"{self.key}.use_successful_as_teacher and {self.key}.include_environment_feedback must not both be "
-                f"false: the teacher would have nothing to see."
+                f"{self.key}.use_successful_as_teacher and {self.key}.include_environment_feedback must not both "
+                f"be false: the teacher would have nothing to see."
             )
         for name, slots in SLOTS.items():
             found = re.findall(r"\{(\w*)\}", getattr(self, name))
@@ -170,7 +171,7 @@ def _fill(template: str, **values: str) -> str:
 
 
 def _without_start(chat: Chat, text: str, excess: int) -> str | None:
-    """The end of the text, at least `excess` tokens shorter with the ellipsis in front; None when nothing is left."""
+    """The end of the text, shorter by `excess` tokens, the ellipsis in front; None when nothing is left."""
     ids = chat.tokenizer(text, add_special_tokens=False)["input_ids"]
     mark = len(chat.tokenizer(ELLIPSIS, add_special_tokens=False)["input_ids"])
     kept = ids[excess + mark :]

@@ -1,4 +1,6 @@
-"""Real training steps on stored rollouts: a Lightning trainer, SGD at rate 1, so a step's change is its gradient."""
+"""Real training steps on stored rollouts: a Lightning trainer, SGD at rate 1, so a step's change is its
+gradient.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -54,7 +56,9 @@ def with_prompts(make_batch: Callable[..., RolloutBatch]) -> Callable[..., Rollo
 def train(chat: Chat) -> Callable[..., RLModule]:
     """A function that trains a module on stored rollouts, one step each, and returns it."""
 
-    def run(module: RLModule, batches: list[RolloutBatch], callbacks: list[L.Callback] | None = None) -> RLModule:
+    def run(
+        module: RLModule, batches: list[RolloutBatch], callbacks: list[L.Callback] | None = None
+    ) -> RLModule:
         trainer = L.Trainer(
             accelerator="cpu",
             devices=1,

@@ -82,7 +82,9 @@ def test_micro_batches_give_the_full_batch_gradient(
 ) -> None:
     whole = weights_after(CASES[name], with_prompts(), cut(12))
     start = weights_after(CASES[name], with_prompts(seed=1), cut(12))
-    assert any((a - b).abs().max() > 1e-6 for a, b in zip(whole, start, strict=True)), "the step moved nothing"
+    assert any((a - b).abs().max() > 1e-6 for a, b in zip(whole, start, strict=True)), (
+        "the step moved nothing"
+    )
     for plan in (cut(1), cut(3), cut(7), BatchPlan(micro_batch_size=None, micro_batch_tokens=25)):
         assert_equal(whole, weights_after(CASES[name], with_prompts(), plan))
 
