@@ -129,9 +129,10 @@ class RewardSum:
         if missing and not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"No reward function applied to the rows {missing} of this batch: they count in no loss and no "
-                "group statistics. Later batches are only counted, as reward/missing_frac. Return a number for "
-                "every row, or silence this with warnings.filterwarnings('ignore', message='No reward function').",
+                f"No reward function applied to the rows {missing} of this batch: they count in no loss and "
+                "in no group's statistics. Later batches are only counted, as reward/missing_frac. Return a "
+                "number for every row, or silence this with "
+                "warnings.filterwarnings('ignore', message='No reward function').",
                 stacklevel=3,
             )
         return totals
@@ -152,8 +153,8 @@ def _with_custom(functions: dict[str, Reward], custom: dict[str, Any] | None) ->
     if path is None:
         if name != "compute_score":
             raise ConfigError(
-                f"reward.custom_reward_function.name (found {name!r}) needs reward.custom_reward_function.path; "
-                "set it."
+                f"reward.custom_reward_function.name (found {name!r}) needs "
+                "reward.custom_reward_function.path; set it."
             )
         return functions
     own = load_function(path, name)
@@ -173,8 +174,8 @@ def _checked_weights(weights: list[float] | None, names: list[str]) -> list[floa
             f"reward.reward_weights must hold one weight per reward function (found {len(weights)} for "
             f"{names}); give as many, or null for 1.0 each."
         )
-    if not all(math.isfinite(weight) for weight in weights):
-        raise ConfigError(f"reward.reward_weights must be finite (found {weights}).")
+    if not all(math.isfinite(weight) for weight in weights) or not any(weights):
+        raise ConfigError(f"reward.reward_weights must be finite and not all 0 (found {weights}).")
     return [float(weight) for weight in weights]
 
 

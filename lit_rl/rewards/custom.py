@@ -148,7 +148,7 @@ def _accepted(function: Callable, names: tuple[str, ...]) -> list[str]:
     named = {n: p for n, p in parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
     if others := [n for n, p in named.items() if n not in names and p.default is p.empty]:
         raise ConfigError(
-            f"The reward function {getattr(function, '__name__', function)!r} needs {others}; in verl's signature "
+            f"The reward function {getattr(function, '__name__', '')!r} needs {others}; in verl's signature "
             f"it gets {', '.join(names)}. Give the others defaults."
         )
     takes_all = len(named) < len(parameters)

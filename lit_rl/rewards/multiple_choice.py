@@ -5,7 +5,7 @@ import re
 from lit_rl.rewards.reward import Reward, RewardResult, Sample
 
 _BLOCK = re.compile(r"<answer>([^<]*)</answer>", re.IGNORECASE)
-_LETTER = re.compile(r"\s*\(?([A-Za-z])[.):]?\s*")
+_LETTER = re.compile(r"\s*\(?([A-Za-z])\)?[.:]?\s*")
 
 
 class MultipleChoice(Reward):
