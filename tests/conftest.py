@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from lit_rl.batch import RolloutBatch, length_mask
 
-VOCABULARY = 104
+VOCABULARY = 128
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,52 @@
+import pytest
+import torch
+
+from lit_rl.batch import RolloutBatch
+from lit_rl.errors import ConfigError
+from lit_rl.objectives.batch_plan import BatchPlan
+
+
+def test_the_worked_example_of_the_batch_arithmetic() -> None:
+    # P = 4, G = 8, M = 16, m = 2, I = 2, W = 2: 16 rows per rank, K = 2, U = 4, A = 4.
+    plan = BatchPlan(optimizer_batch_size=16, micro_batch_size=2)
+    assert plan.optimizer_steps(16, num_iterations=2, num_ranks=2) == 4
+    assert [len(part) for part in plan.optimizer_batches(16, num_ranks=2)] == [8, 8]
+    assert plan.micro_steps(16, num_ranks=2) == 8
+
+
+@pytest.mark.parametrize("plan", [BatchPlan(micro_batch_size=5), BatchPlan(None, None, 20)])
+def test_every_row_is_in_one_micro_batch(plan: BatchPlan, make_batch) -> None:
+    batch: RolloutBatch = make_batch()
+    batch.prompt_row = torch.arange(len(batch))
+    rows = torch.cat([piece.prompt_row for piece in plan.micro_batches(batch)])
+    assert sorted(rows.tolist()) == list(range(len(batch)))
+
+
+def test_a_token_budget_holds_unless_one_row_exceeds_it(make_batch) -> None:
+    batch: RolloutBatch = make_batch()
+    for piece in BatchPlan(None, None, 20).micro_batches(batch):
+        assert len(piece) == 1 or int((piece.prompt_len + piece.completion_len).sum()) <= 20
+
+
+def test_shuffle_permutes_by_the_generator() -> None:
+    plan = BatchPlan(shuffle=True, optimizer_batch_size=4)
+    draws = [
+        torch.cat(list(plan.optimizer_batches(12, generator=torch.Generator().manual_seed(s))))
+        for s in (1, 1, 2)
+    ]
+    assert draws[0].tolist() == draws[1].tolist() != draws[2].tolist()
+    assert sorted(draws[0].tolist()) == list(range(12))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"micro_batch_size": None},
+        {"micro_batch_tokens": 64},
+        {"optimizer_batch_size": 0},
+        {"score_micro_batch_size": 1, "score_micro_batch_tokens": 9},
+    ],
+)
+def test_sizes_that_cannot_work_are_refused(settings: dict) -> None:
+    with pytest.raises(ConfigError, match=r"algo\.batch\."):
+        BatchPlan(**settings)
