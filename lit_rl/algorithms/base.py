@@ -180,16 +180,17 @@ class RLModule(L.LightningModule):
             rollout.rewards = scores.rewards.to(self.device)
             rollout.rewards_per_func = scores.rewards_per_func.to(self.device)
             rollout.feedback = scores.feedback
-            rollout.completion_mask &= ~rollout.rewards.isnan()[:, None]
             for name, value in scores.metrics.items():
                 self.sums.add(f"reward/{name}", value * len(rollout), len(rollout))
             emit(self, "on_rollout_scored", rollout=rollout)
+        if rollout.rewards is not None:
+            rollout.completion_mask = rollout.completion_mask & ~rollout.rewards.isnan()[:, None]
         if self.mask_truncated_completions:
             assert rollout.finish_reason is not None
             is_cut = torch.tensor(
                 [reason == "length" for reason in rollout.finish_reason], device=self.device
             )
-            rollout.completion_mask &= ~is_cut[:, None]
+            rollout.completion_mask = rollout.completion_mask & ~is_cut[:, None]
 
     def samples(self, rollout: RolloutBatch) -> list[Sample]:
         """The rows as reward functions see them."""
