@@ -4,9 +4,10 @@ import logging
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning as L
+from transformers import PreTrainedTokenizerBase
 
 from lit_rl.batch import RolloutBatch
 from lit_rl.data.chat import Chat, load_tokenizer
@@ -16,9 +17,6 @@ from lit_rl.data.parquet import Block, Rows, RowSource, open_rows
 from lit_rl.data.scan import Judge, dropped_rows
 from lit_rl.distributed import rank, world_size
 from lit_rl.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +45,7 @@ class RowDataModule(L.LightningDataModule):
         val_batch_size: int,
         shuffle: bool,
         seed: int,
-        tokenizer: "str | PreTrainedTokenizerBase",
+        tokenizer: str | PreTrainedTokenizerBase,
         trust_remote_code: bool,
         chat_template_kwargs: dict[str, Any] | None,
         on_bad_row: str,
@@ -90,7 +88,7 @@ class RowDataModule(L.LightningDataModule):
         self._used: dict[str, list[Block]] = {}
 
     @abstractmethod
-    def _new_chat(self, tokenizer: "PreTrainedTokenizerBase") -> Chat: ...
+    def _new_chat(self, tokenizer: PreTrainedTokenizerBase) -> Chat: ...
 
     @abstractmethod
     def _columns(self) -> tuple[list[str], bool]:
@@ -116,8 +114,8 @@ class RowDataModule(L.LightningDataModule):
         """Rows by split, "train" and "val", from the footers; after `setup`, those that are used.
 
         Raises:
-            ConfigError: there are no training files, or a file is missing.
-            DataError: a file cannot be read or lacks a column.
+            ConfigError: there are no training files.
+            DataError: a file is missing, cannot be read or lacks a column.
         """
         splits = ["train"] if self.val_files is None else ["train", "val"]
         counts = {split: sum(len(block.rows) for block in self._blocks(split)) for split in splits}
@@ -134,8 +132,8 @@ class RowDataModule(L.LightningDataModule):
         rows = self.num_rows()["train"]
         if self.train_batch_size > rows:
             raise ConfigError(
-                f"data.train_batch_size must not exceed the rows of data.train_files (found {self.train_batch_size}, "
-                f"and {rows} rows); make it smaller."
+                f"data.train_batch_size must not exceed the {rows} rows of data.train_files "
+                f"(found {self.train_batch_size}); make it smaller."
             )
         if max_steps >= 0:
             return max_steps
@@ -149,10 +147,11 @@ class RowDataModule(L.LightningDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         """Open the files of the stage, load the tokenizer, and find the rows that are used."""
-        splits = {"fit": ["train", "val"], "validate": ["val"]}.get(stage or "fit", [])
-        for split in splits:
-            if split in self._used or (split == "val" and self.val_files is None and stage == "fit"):
-                continue
+        splits = {"train", "val"} if stage in (None, "fit") else {"val"}
+        if self.val_files is None and stage != "validate":
+            splits.discard("val")
+        _ = self.chat
+        for split in sorted(splits - self._used.keys()):
             self._used[split] = self._scanned(split)
 
     def train_dataloader(self) -> RunLoader:
@@ -194,8 +193,8 @@ class RowDataModule(L.LightningDataModule):
         ranks = world_size()
         if len(rows) < ranks:
             raise ConfigError(
-                f"data.val_files must hold at least one row for each of the {ranks} ranks (found {len(rows)} rows); "
-                "give more rows or fewer devices."
+                f"data.val_files must hold at least one row for each of the {ranks} ranks (found {len(rows)} "
+                "rows); give more rows or fewer devices."
             )
         batches = validation_batches(rows, batch_size=self.val_batch_size, rank=rank(), world_size=ranks)
         return RunLoader(batches, self._collate(self._opened("val")), options=self.loader, identity={})
@@ -225,11 +224,14 @@ class RowDataModule(L.LightningDataModule):
         dropped: dict[int, str] = {}
         if judge := self._judge():
             dropped = dropped_rows(self._open(split, only_required=True), judge, workers=self._scan_workers)
-        for reason, count in Counter(dropped.values()).items():
-            if len(dropped) == total:
-                raise DataError(f"{key}: none of the {total} rows is left; {count} of them have {reason}.")
-            if rank() == 0:
-                log.warning("%s: %d of %d rows left out, with %s", key, count, total, reason)
+        reasons = "; ".join(f"{count} with {reason}" for reason, count in Counter(dropped.values()).items())
+        if len(dropped) == total:
+            raise DataError(f"{key}: none of the {total} rows is left: {reasons}.")
+        if dropped and rank() == 0:
+            first = self._opened(split).where(min(dropped))
+            log.warning(
+                "%s: %d of %d rows left out: %s (first: %s)", key, len(dropped), total, reasons, first
+            )
         if rank() == 0:
             log.info("%s: %d rows", key, total - len(dropped))
         kept = [Block([i for i in block.rows if i not in dropped], block.size) for block in blocks]
@@ -240,6 +242,10 @@ class RowDataModule(L.LightningDataModule):
 
 
 _SAMPLES = "must be -1 (all) or >= 1"
+
+
+def _is_sample_count(value: int) -> bool:
+    return value == -1 or value >= 1
 
 
 def _check(ranges: dict[str, tuple[Any, bool, str]]) -> None:

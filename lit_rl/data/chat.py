@@ -3,13 +3,12 @@
 The one place that renders: whatever measures a prompt measures the ids that are generated from.
 """
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from lit_rl.errors import ConfigError, DataError
 from lit_rl.paths import resolve_model_path
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 Messages = list[dict[str, Any]]
 
@@ -41,16 +40,16 @@ class Supervised(NamedTuple):
 class Chat:
     """Renders prompts with one tokenizer and its chat template.
 
-    A prompt that is a string is tokenized as it stands, without template, after the tokenizer's start token if it
-    has one. Messages go through the template with the generation header; fields of a message that are None are left
-    out, and the template sees tools only when `chat_template_kwargs` names some.
+    A prompt that is a string is tokenized as it stands, without template, after the tokenizer's start token
+    if it has one. Messages go through the template with the generation header; fields of a message that are
+    None are left out, and the template sees tools only when `chat_template_kwargs` names some.
 
     Args:
         tokenizer: a transformers tokenizer.
         chat_template_kwargs: further variables of the template.
         max_prompt_length: tokens of the rendered prompt; None is no limit.
-        truncation: what befalls a longer prompt. "error": refused; "left", "right": cut on that side; "middle": head
-            and tail stay. The generation header survives every cut.
+        truncation: what befalls a longer prompt. "error": refused; "left", "right": cut on that side;
+            "middle": head and tail stay. The generation header survives every cut.
 
     Raises:
         ConfigError: a setting is out of range, or repeats what the library sets itself.
@@ -58,7 +57,7 @@ class Chat:
 
     def __init__(
         self,
-        tokenizer: "PreTrainedTokenizerBase",
+        tokenizer: PreTrainedTokenizerBase,
         *,
         chat_template_kwargs: dict[str, Any] | None = None,
         max_prompt_length: int | None = None,
@@ -78,7 +77,7 @@ class Chat:
 
     @property
     def pad_token_id(self) -> int:
-        """The id that fills positions that do not exist; never read. The end token where there is no padding token."""
+        """The id at positions that do not exist, never read; the end token where there is no pad token."""
         for token_id in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id):
             if token_id is not None:
                 return int(token_id)
@@ -135,8 +134,9 @@ class Chat:
             return ids
         if self.truncation == "error":
             raise DataError(
-                f"{where}: the prompt has {len(ids)} tokens, and data.max_prompt_length is {limit}; raise it, cut with "
-                "data.truncation=left (or right, middle), or drop such rows with data.filter_overlong_prompts=true."
+                f"{where}: the prompt has {len(ids)} tokens, and data.max_prompt_length is {limit}; raise "
+                "it, cut with data.truncation=left (or right, middle), or drop such rows with "
+                "data.filter_overlong_prompts=true."
             )
         header = len(ids) - self._header_start(prompt, ids)
         if header >= limit:
@@ -149,8 +149,9 @@ class Chat:
     def supervised(self, messages: Messages, where: str) -> Supervised:
         """A conversation as prompt and completion, with what is supervised marked.
 
-        Each assistant turn must start where the rendering of the turns before it, with the generation header, ends:
-        then the row trains what a rollout would have to write. The turn ends at the template's end marker.
+        Each assistant turn must start where the rendering of the turns before it, with the generation header,
+        ends: then the row trains what a rollout would have to write. The turn ends at the template's end
+        marker.
 
         Args:
             messages: with role and content, at least one of them of the assistant.
@@ -192,16 +193,16 @@ class Chat:
             raise DataError(
                 f"{where}: message {turn} does not follow its prompt: the prompt ends in "
                 f"{self.tokenizer.decode(prefix[at:])!r} where the whole conversation has "
-                f"{self.tokenizer.decode(full[at : at + len(prefix) - at])!r}; the template renders earlier turns or the "
-                "generation header differently (see data.chat_template_kwargs)."
+                f"{self.tokenizer.decode(full[at : len(prefix)])!r}; the template renders earlier turns or "
+                "the generation header differently (see data.chat_template_kwargs)."
             )
         return len(prefix)
 
     def _turn_end(self, messages: Messages, start: int, full: list[int], where: str) -> int:
         """One past the end marker of the turn that begins at `start`, the last of `messages`.
 
-        The marker is the last special token of the turn as rendered last; what a template puts behind it, such as a
-        line break, is not for the model to write. Templates without marker end the turn where its text ends.
+        The marker is the last special token of the turn as rendered last; what a template puts behind it,
+        such as a line break, is not for the model to write. Without a marker the turn ends with its text.
         """
         alone = self._turns(messages, where)
         special = set(self.tokenizer.all_special_ids)
@@ -223,8 +224,8 @@ class Chat:
     def _text(self, messages: Messages, *, add_generation_prompt: bool) -> str:
         if not self.tokenizer.chat_template:
             raise ConfigError(
-                "data.tokenizer must have a chat template for prompts that are messages (found none); give an "
-                "instruction-tuned tokenizer, or prompts that are strings."
+                "data.tokenizer must have a chat template for prompts that are messages (found none); give "
+                "the tokenizer of an instruction-tuned model, or prompts that are strings."
             )
         filled = [
             {name: value for name, value in message.items() if value is not None} for message in messages
@@ -239,10 +240,10 @@ class Chat:
         )
 
     def _tokens(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])  # type: ignore[arg-type]
+        return list(self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
 
 
-def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> "PreTrainedTokenizerBase":
+def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer of a model path.
 
     Args:
@@ -252,8 +253,6 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> "PreTrained
     Raises:
         ConfigError: there is no tokenizer.
     """
-    from transformers import AutoTokenizer
-
     files = resolve_model_path(path, key="data.tokenizer")
     extra = {} if files.gguf_file is None else {"gguf_file": files.gguf_file}
     try:

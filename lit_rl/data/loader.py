@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any, ClassVar, Protocol
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from lit_rl.batch import RolloutBatch
 from lit_rl.errors import ConfigError, DataError
@@ -22,7 +22,7 @@ class LoaderOptions:
         persistent_workers: keep the validation workers between two validations.
         prefetch_factor: batches that each worker prepares ahead; null is torch's 2.
         multiprocessing_context: fork, spawn or forkserver; null is the platform's.
-        in_order: hand out batches in the order of the steps. False is not reproducible and cannot resume exactly.
+        in_order: hand out batches in the order of the steps. False is not reproducible and resumes inexactly.
 
     Raises:
         ConfigError: a value is out of range, or has no effect without workers.
@@ -69,8 +69,8 @@ class Batches(Protocol):
 class RunLoader:
     """Batches of one run, resumable at any of them.
 
-    The order has no state, so the state is the number of batches handed out; it does not depend on the number of
-    workers or ranks. Sized, so Lightning fetches no batch ahead.
+    The order has no state, so the state is the number of batches handed out; it does not depend on the number
+    of workers or ranks. Sized, so Lightning fetches no batch ahead.
 
     Args:
         batches: row indices of each batch.
@@ -90,9 +90,9 @@ class RunLoader:
         self._batches = _From(batches)
         self._identity = identity
         self._served = 0
-        self._loader = DataLoader(
+        self._loader: DataLoader[int] = DataLoader(
             _Indices(),
-            batch_sampler=self._batches,  # type: ignore[arg-type]
+            batch_sampler=self._batches,
             collate_fn=_ErrorsAsValues(collate),
             num_workers=options.num_workers,
             pin_memory=options.pin_memory and torch.cuda.is_available(),
@@ -129,8 +129,8 @@ class RunLoader:
         for name, value in self._identity.items():
             if state[name] != value:
                 raise ConfigError(
-                    f"{name} must be what the checkpoint was written with, {state[name]!r} (found {value!r}); "
-                    "set it back, or start a new run from the weights."
+                    f"{name} must be what the checkpoint was written with, {state[name]!r} (found "
+                    f"{value!r}); set it back, or start a new run from the weights."
                 )
         self._batches.start = self._served = state["batches"]
 
@@ -145,15 +145,15 @@ class _From:
         return islice(iter(self.batches), self.start, None)
 
 
-class _Indices:
-    """A dataset whose items are their own indices: rows are read in the collate function, a batch at a time."""
+class _Indices(Dataset[int]):
+    """A dataset whose items are their own indices: the collate function reads the rows, a batch at a time."""
 
     def __getitem__(self, index: int) -> int:
         return index
 
 
 class _ErrorsAsValues:
-    """Hands an error of the data over as a value: raised in a worker, torch would bury its message in a traceback."""
+    """Hands an error of the data over as a value; raised in a worker, torch would bury it in a traceback."""
 
     def __init__(self, collate: Callable[[Sequence[int]], RolloutBatch]) -> None:
         self._collate = collate

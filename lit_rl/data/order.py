@@ -1,11 +1,11 @@
 """Which row comes when: orders without state, and how steps and ranks share them.
 
-The order is a function of (seed, data epoch) alone, so a position in it is one number: a resumed run counts to it.
+The order is a function of (seed, data epoch), so a place in it is one number, to which a resumed run counts.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, count
+from itertools import chain, count, pairwise
 
 import torch
 
@@ -17,9 +17,10 @@ from lit_rl.seeding import derived_generator
 class RowOrder:
     """The order of the rows in each pass over the data.
 
-    Shuffled, blocks are permuted and taken in windows of at most `window_bytes`; the rows of a window are permuted
-    together. Data of up to that size is one window: any order is equally likely. For larger data this is a block
-    shuffle: the rows of a window come near each other, and reading needs the memory of one window only.
+    Shuffled, blocks are permuted and taken in windows of at most `window_bytes`; the rows of a window are
+    permuted together. Data of up to that size is one window: any order is equally likely. For larger data
+    this is a block shuffle: the rows of a window come near each other, and reading needs the memory of one
+    window.
 
     Args:
         blocks: the rows, by what is read together.
@@ -62,10 +63,10 @@ class RowOrder:
 class TrainBatches:
     """The rows that this rank takes in each step of the run.
 
-    Steps run on across data epochs, so no row is left out at the end of one. In a step that holds the end of one
-    epoch and the start of the next, a row that is in the step already waits for the following step: a step never
-    holds a prompt twice. Rank r of W takes entries r, r + W, ... of each step, so all ranks together serve what one
-    process would.
+    Steps run on across data epochs, so no row is left out at the end of one. In a step that holds the end
+    of one epoch and the start of the next, a row that is in the step already waits for the following step:
+    a step never holds a prompt twice. Rank r of W takes entries r, r + W, ... of each step, so all ranks
+    together serve what one process would.
 
     Args:
         order: of the rows; at least `batch_size` of them.
@@ -105,9 +106,9 @@ def validation_batches(
 ) -> list[list[int]]:
     """The rows that this rank validates, in batches: every row once over all ranks, none twice.
 
-    Rank r of W takes rows r, r + W, ... All ranks make the same number of batches, of nearly equal size, so that a
-    collective in a batch finds every rank. (With one row per rank and batch, a batch holds two where the rows do not
-    divide by W.)
+    Rank r of W takes rows r, r + W, ... All ranks make the same number of batches, of nearly equal size, so
+    that a collective in a batch finds every rank. (With one row per rank and batch, a batch holds two where
+    the rows do not divide by W.)
 
     Args:
         rows: all rows; at least W.
@@ -119,4 +120,4 @@ def validation_batches(
     batches = min(-(-len(rows) // batch_size), len(rows) // world_size)
     mine = list(rows[rank::world_size])
     cuts = [len(mine) * i // batches for i in range(batches + 1)]
-    return [mine[start:stop] for start, stop in zip(cuts, cuts[1:], strict=False)]
+    return [mine[start:stop] for start, stop in pairwise(cuts)]

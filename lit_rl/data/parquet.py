@@ -1,7 +1,7 @@
 """Rows of parquet files, read at random by row group in flat memory; also rows that are in memory already.
 
-A row is a dict of plain Python values; a field that a struct lacks is None. Which row comes when is decided in
-`order.py`, along the blocks that this module reports.
+A row is a dict of plain Python values; a field that a struct lacks is None. Which row comes when is decided
+in `order.py`, along the blocks that this module reports.
 """
 
 import glob
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,7 +22,7 @@ from lit_rl.errors import ConfigError, DataError
 CACHE_BYTES = 256 * 2**20
 """Row groups kept in memory by each process, in bytes as the footers state them."""
 
-ASSETS = Path(__file__).resolve().parents[1] / "assets" / "arithmetic"
+ASSETS = Path(__file__).resolve().parents[1] / "assets"
 
 
 class RowTable(Protocol):
@@ -84,14 +84,14 @@ def open_rows(
         max_samples: use the first so many rows; -1 uses all.
 
     Raises:
-        ConfigError: a file is missing or a glob matches nothing.
-        DataError: a file is broken, lacks a column, or there are no rows.
+        ConfigError: not paths, nor rows.
+        DataError: a file is missing, broken, or lacks a column; a glob matches nothing; there are no rows.
     """
-    if isinstance(source, str) or (len(source) and isinstance(source[0], str)):
-        paths = [source] if isinstance(source, str) else list(source)
-        rows: Rows = ParquetRows(_files(paths, key), required, only_required, max_samples)  # type: ignore[arg-type]
+    paths = _paths(source)
+    if paths is None:
+        rows: Rows = MemoryRows(cast(RowTable, source), key, required, only_required, max_samples)
     else:
-        rows = MemoryRows(source, key, required, only_required, max_samples)  # type: ignore[arg-type]
+        rows = ParquetRows(_files(paths, key), required, only_required, max_samples)
     if not len(rows):
         raise DataError(f"{key} holds no rows (found {_shown(source)}); give at least one row.")
     return rows
@@ -100,9 +100,9 @@ def open_rows(
 class ParquetRows(Rows):
     """Rows of parquet files, in the order of the files.
 
-    The number of rows comes from the footers. A row group is read when one of its rows is asked for, and the last
-    ones used are kept while they fit in `CACHE_BYTES`, so memory is flat however long the file is; a file whose
-    single row group is large should be written again with a smaller `row_group_size`.
+    The number of rows comes from the footers. A row group is read when one of its rows is asked for, and
+    the last ones used are kept while they fit in `CACHE_BYTES`, so memory is flat however long the file is.
+    A file that is one large row group is read as one: write it again with a smaller `row_group_size`.
 
     Args:
         files: paths.
@@ -169,7 +169,7 @@ class ParquetRows(Rows):
             return self._cache[group]
         file, number = self._groups[group]
         try:
-            # opened anew, without threads: a handle or a thread pool would not survive a fork into a loader worker
+            # opened anew, without threads: neither a handle nor a thread pool survives a fork into a worker
             with _opened(file) as parquet:
                 table = parquet.read_row_group(number, columns=self._columns, use_threads=False)
         except (pa.ArrowException, OSError) as error:
@@ -232,6 +232,14 @@ def _opened(file: str) -> pq.ParquetFile:
         raise DataError(f"{file} is not a readable parquet file ({error}); write it again.") from error
 
 
+def _paths(source: RowSource) -> list[str] | None:
+    """The paths, or None for a table of rows."""
+    if isinstance(source, str):
+        return [source]
+    is_paths = isinstance(source, list | tuple) and len(source) > 0 and isinstance(source[0], str)
+    return list(cast(Sequence[str], source)) if is_paths else None
+
+
 def _files(paths: list[str], key: str) -> list[str]:
     """Paths without globs, each of which exists."""
     files: list[str] = []
@@ -245,11 +253,11 @@ def _files(paths: list[str], key: str) -> list[str]:
         path = str(Path(path).expanduser())
         matches = sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else [path]
         if not matches:
-            raise ConfigError(f"{key} matches no file (found {path!r}); check the pattern.")
+            raise DataError(f"{key} matches no file (found {path!r}); check the pattern.")
         files += matches
     for file in files:
         if not Path(file).is_file():
-            raise ConfigError(f"{key} must be existing parquet files (found {file!r}, which is not a file).")
+            raise DataError(f"{key} must be existing parquet files (found {file!r}, which is not a file).")
     return files
 
 

@@ -1,10 +1,11 @@
-"""PromptDataModule: parquet in, RolloutBatch of prompts out; sized, resumable, the same on any number of ranks."""
+"""PromptDataModule: parquet in, RolloutBatch of prompts out; resumable, the same on any number of ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from lit_rl.batch import RolloutBatch, padded
 from lit_rl.data.base import Collate, RowDataModule, columns_of
@@ -14,18 +15,15 @@ from lit_rl.data.parquet import Rows, RowSource
 from lit_rl.data.scan import BAD_ROW, Judge
 from lit_rl.errors import ConfigError, DataError
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 
 class PromptDataModule(RowDataModule):
     """Prompts for rollouts, and the columns that score them (source: verl `data.*`, TRL dataset columns).
 
-    A training batch is the P / W prompts of this rank in one step, a validation batch a part of the rows that this
-    rank validates. Every column goes along as plain Python values. Steps run on across data epochs.
+    A training batch is the P / W prompts of this rank in one step, a validation batch a part of the rows that
+    this rank validates. Every column goes along as plain Python values. Steps run on across data epochs.
 
-    All prompts are rendered before the first step when that decides something: with `filter_overlong_prompts`, with
-    `truncation="error"` and with `on_bad_row="skip"`. Otherwise each is rendered when its turn comes.
+    All prompts are rendered before the first step when that decides something: with
+    `filter_overlong_prompts`, `truncation="error"` or `on_bad_row="skip"`. Otherwise each in its turn.
 
     Args:
         train_files: `embedded`, parquet files, globs; in Python also a Dataset or a list of rows.
@@ -36,7 +34,7 @@ class PromptDataModule(RowDataModule):
         train_batch_size: prompts per step over all ranks, P; the ranks must divide it.
         val_batch_size: prompts per validation batch over all ranks.
         max_prompt_length: tokens of the rendered prompt; null is no limit.
-        truncation: error, left, right or middle: what befalls a longer prompt. The generation header survives.
+        truncation: error, left, right or middle: what befalls a longer prompt; its generation header stays.
         filter_overlong_prompts: drop longer prompts before the first step.
         filter_overlong_prompts_workers: processes that look for them.
         shuffle: a new order in each data epoch; False is the order of the files.
@@ -76,7 +74,7 @@ class PromptDataModule(RowDataModule):
         data_source_key: str = "data_source",
         reward_model_key: str = "reward_model",
         privileged_context_key: str = "privileged_context",
-        tokenizer: "str | PreTrainedTokenizerBase" = "embedded",
+        tokenizer: str | PreTrainedTokenizerBase = "embedded",
         trust_remote_code: bool = False,
         chat_template_kwargs: dict[str, Any] | None = None,
         on_bad_row: str = "error",
@@ -109,7 +107,7 @@ class PromptDataModule(RowDataModule):
         self.reward_model_key, self.privileged_context_key = reward_model_key, privileged_context_key
         self.remove_unused_columns = remove_unused_columns
 
-    def _new_chat(self, tokenizer: "PreTrainedTokenizerBase") -> Chat:
+    def _new_chat(self, tokenizer: PreTrainedTokenizerBase) -> Chat:
         return Chat(
             tokenizer,
             chat_template_kwargs=self.chat_template_kwargs,
@@ -203,5 +201,5 @@ def _check_filter(max_prompt_length: int | None, is_on: bool, workers: int) -> N
         )
     if is_on and max_prompt_length is None:
         raise ConfigError(
-            "data.filter_overlong_prompts has no effect with data.max_prompt_length=null; give a length in tokens."
+            "data.filter_overlong_prompts has no effect with data.max_prompt_length=null; give a length."
         )

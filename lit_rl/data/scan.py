@@ -8,7 +8,7 @@ from typing import Any
 from lit_rl.data.parquet import Rows
 
 Judge = Callable[[dict[str, Any], str], str | None]
-"""(row, where) -> why the row is left out, or None; raises a DataError for a row that must not be left out."""
+"""(row, where) -> why the row is left out, or None; raises a DataError for a row that must not be."""
 
 BAD_ROW = "nothing that can be rendered (data.on_bad_row=skip)"
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from lit_rl.batch import RolloutBatch, padded
 from lit_rl.data.base import Collate, RowDataModule, columns_of
@@ -14,16 +15,14 @@ from lit_rl.data.parquet import Rows, RowSource
 from lit_rl.data.scan import BAD_ROW, Judge
 from lit_rl.errors import ConfigError, DataError
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 
 class SFTDataModule(RowDataModule):
     """Conversations whose assistant turns are supervised (source: verl SFT, `data.*`).
 
-    A row is one conversation: the prompt is everything before the first assistant content, the completion the rest,
-    and its mask is true at assistant content and end tokens. Rows are cut on the right to `max_length`. All rows are
-    rendered before the first step; those without a supervised token left are dropped and counted in the log.
+    A row is one conversation: the prompt is everything before the first assistant content, the completion
+    the rest, and its mask is true at assistant content and end tokens. Rows are cut on the right to
+    `max_length`. All rows are rendered before the first step; those without a supervised token left are
+    dropped and counted in the log.
 
     Args:
         train_files: parquet files, globs; in Python also a Dataset or a list of rows.
@@ -61,7 +60,7 @@ class SFTDataModule(RowDataModule):
         max_length: int | None = 2048,
         shuffle: bool = True,
         seed: int = 42,
-        tokenizer: "str | PreTrainedTokenizerBase" = "embedded",
+        tokenizer: str | PreTrainedTokenizerBase = "embedded",
         trust_remote_code: bool = False,
         chat_template_kwargs: dict[str, Any] | None = None,
         on_bad_row: str = "error",
@@ -87,7 +86,7 @@ class SFTDataModule(RowDataModule):
             raise ConfigError(f"data.max_length must be null or >= 2 (found {max_length!r}).")
         self.messages_key, self.max_length = messages_key, max_length
 
-    def _new_chat(self, tokenizer: "PreTrainedTokenizerBase") -> Chat:
+    def _new_chat(self, tokenizer: PreTrainedTokenizerBase) -> Chat:
         return Chat(tokenizer, chat_template_kwargs=self.chat_template_kwargs)
 
     def _columns(self) -> tuple[list[str], bool]:
