@@ -74,8 +74,8 @@ def base_tensors(policy: nn.Module) -> Iterator[BaseTensor]:
     if getattr(base, "is_quantized", False):
         raise ConfigError(
             f"model.path must lead to weights that are not quantized (found {type(base).__name__}, "
-            f"quantized by {base.quantization_method}): they cannot be copied, averaged, sent to an engine or "
-            "exported; load the model without quantization, in model.dtype."
+            f"quantized by {base.quantization_method}): they cannot be copied, averaged, sent to an engine "
+            "or exported; load the model without quantization, in model.dtype."
         )
     inside = None  # prefix of the adapted layer that the walk is in
     for prefix, module in base.named_modules(remove_duplicate=False):
