@@ -332,11 +332,12 @@ class FolderCheckpointIO(CheckpointIO):
         Args:
             checkpoint: as `Trainer` dumps it.
             path: the folder; one that exists is replaced.
-            storage_options: "manifest": further entries of the manifest; "extra_files": a function that is
-                given the temporary folder and writes more into it.
+            storage_options: "contents": instead of `save_contents`; "manifest": further entries of the
+                manifest; "extra_files": a function that writes more into the temporary folder it is given.
         """
         options = storage_options or {}
-        contents = [part for part in (*PARTS, "hf_model") if part in self.save_contents]
+        wanted = options.get("contents", self.save_contents)
+        contents = [part for part in (*PARTS, "hf_model") if part in wanted]
         with atomic_folder(Path(path)) as folder:
             if "model" in contents:
                 _write_tree(folder, "model", dict(checkpoint["state_dict"]))
