@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lit_rl.assets.arithmetic import SEED, Question, questions, splits
+from lit_rl.objectives.reprompt import Reprompt
 from lit_rl.rewards.arithmetic import feedback
 from lit_rl.seeding import derived_seed
 
@@ -25,12 +26,6 @@ CLEAN_SHARE = 0.4
 SKILL_SHARES = {"add": 0.375, "sub": 0.375, "hard": 0.25}
 SLIP_RATES = {"add": 0.70, "sub": 0.75, "hard": 0.985}
 CONTEXT_SHARES = {"solution": 0.37, "feedback": 0.33, "both": 0.16, "neither": 0.14}
-
-REPROMPT_TEMPLATE = "{prompt}{solution}{feedback}\n\nCorrectly solve the original question.\n"
-SOLUTION_TEMPLATE = "\nCorrect solution:\n\n{successful_previous_attempt}\n\n"
-FEEDBACK_TEMPLATE = (
-    "\nThe following is feedback from your unsuccessful earlier attempt:\n\n{feedback_raw}\n\n"
-)
 
 _SCHEMA = pa.schema([("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())])))])
 
@@ -43,10 +38,12 @@ def reprompt(question: str, *, solution: str | None = None, remark: str | None =
         solution: a right attempt to show.
         remark: feedback on a wrong attempt to show.
     """
-    return REPROMPT_TEMPLATE.format(
+    return Reprompt.reprompt_template.format(
         prompt=question,
-        solution="" if solution is None else SOLUTION_TEMPLATE.format(successful_previous_attempt=solution),
-        feedback="" if remark is None else FEEDBACK_TEMPLATE.format(feedback_raw=remark),
+        solution=""
+        if solution is None
+        else Reprompt.solution_template.format(successful_previous_attempt=solution),
+        feedback="" if remark is None else Reprompt.feedback_template.format(feedback_raw=remark),
     )
 
 
