@@ -1,4 +1,4 @@
-"""Key-value caches for decoding: transformers' own, with room ahead in the layers that would copy at each token."""
+"""Key-value caches for decoding: transformers' own, with room where a layer would copy at each token."""
 
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig, StaticCache
@@ -47,9 +47,10 @@ class RoomyLayer(DynamicLayer):
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Keep these rows, in this order; a row may come several times."""
         self._room = None
-        super().reorder_cache(beam_idx)
+        super().reorder_cache(beam_idx)  # type: ignore[arg-type]
 
-    def _roomy(self, held: Tensor, need: int) -> Tensor:
+    def _roomy(self, held: Tensor | None, need: int) -> Tensor:
+        assert held is not None
         length = max(need, min(self._max_length, need + max(_LEAST_ROOM, need // 2)))
         room = held.new_empty((*held.shape[:-2], length, held.shape[-1]))
         room[:, :, : held.shape[-2]] = held
@@ -85,5 +86,3 @@ def check_cache_implementation(implementation: str | None) -> None:
             f"rollout.engine.cache_implementation must be null, 'dynamic' (the same) or 'static' "
             f"(found {implementation!r})."
         )
-
-

@@ -1,11 +1,9 @@
 """The decode loop: prompts read once, rows written together, finished rows dropped.
 
-Nothing here knows of a trainer, of seeds or of text: a model, prompts, numbers in; ids and log-probabilities out.
+Nothing here knows of a trainer, of seeds or of weights: prompts and numbers in, ids and logps out.
 """
 
-import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,17 +11,26 @@ import torch
 from torch import Tensor, nn
 
 from lit_rl.batch import length_mask
-from lit_rl.errors import ConfigError
-from lit_rl.rollout.cache import decoding_cache
 from lit_rl.rollout.ends import StopStrings
+from lit_rl.rollout.next_token import NextToken
 from lit_rl.rollout.processors import Draw
 
 _PROGRESS_EVERY = 8
-"""Tokens between two calls of `on_finished`."""
+"""Tokens between two reports of progress."""
+
+_DROP_AT = 0.25
+"""Share of finished rows in the batch at which dropping them pays for copying the cache."""
 
 
 class Written(NamedTuple):
-    """What was written for each row: ids (B, T) long, lengths (B,) long, logps (B, T) float32, stopped (B,) bool."""
+    """What was written. Beyond its length nothing in a row means anything.
+
+    Attributes:
+        ids: (B, T) long.
+        lengths: (B,) long.
+        logps: (B, T) float32.
+        stopped: (B,) bool. False where the limit ended the row.
+    """
 
     ids: Tensor
     lengths: Tensor
@@ -31,77 +38,44 @@ class Written(NamedTuple):
     stopped: Tensor
 
 
-class NextToken:
-    """The logits of the next token under any causal LM of transformers.
-
-    Args:
-        model: a `...ForCausalLM`, with or without LoRA layers in it.
-        cache_implementation: see `decoding_cache`.
-
-    Raises:
-        ConfigError: the model's forward takes no key-value cache or no attention mask.
-    """
-
-    def __init__(self, model: nn.Module, cache_implementation: str | None = None) -> None:
-        self.model = model
-        self._implementation = cache_implementation
-        accepted = set(inspect.signature(model.forward).parameters)
-        names = [name for name in ("cache", "past_key_values") if name in accepted]
-        if not names or "attention_mask" not in accepted:
-            raise ConfigError(
-                f"model.path names a {type(model).__name__}, whose forward takes no key-value cache or no attention "
-                "mask; rollout=hf cannot decode with it, choose another engine."
-            )
-        self._cache_name = names[0]
-        self._accepted = accepted
-        self._fixed = {"use_cache": True} | ({"logits_to_keep": 1} if "logits_to_keep" in accepted else {})
-
-    @property
-    def config(self):
-        """The model's configuration, of its text part."""
-        return self.model.config.get_text_config(decoder=True)  # type: ignore[operator, union-attr]
-
-    def start(self, max_length: int) -> None:
-        """Forget everything read so far and get ready for at most so many tokens per row."""
-        self.cache = decoding_cache(self.config, self._implementation, max_length)
-
-    def __call__(self, ids: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """Read tokens: (B, V) logits after the last one.
-
-        Args:
-            ids: (B, n) long.
-            positions: (B, n) long.
-            mask: (B, tokens read before + n) bool, false at padding.
-        """
-        inputs = {"position_ids": positions} if "position_ids" in self._accepted else {}
-        inputs[self._cache_name] = self.cache
-        return self.model(input_ids=ids, attention_mask=mask.long(), **inputs, **self._fixed).logits[:, -1]
-
-    def keep(self, rows: Tensor) -> None:
-        """Go on with these rows of the cache, in this order; a row may come several times."""
-        self.cache.reorder_cache(rows)
-
-
 @dataclass
-class _Rows:
-    """The rows still in the batch, M of them. Fields of one value per row move together.
+class _Page:
+    """Everything written so far (B rows) and the rows still in the batch (M).
 
     Attributes:
-        index: (M,) long. Where each stands in the result.
+        ids: (B, S + T) long. Prompts and completions, V at prompt padding: no token to the processors.
+        logps: (B, T) float32.
+        lengths: (B,) long, 0 until a row has ended.
+        rows: (M,) long. Which rows are in the batch.
         mask: (M, S + T) bool. False at prompt padding.
         prompt_len: (M,) long.
-        is_done: (M,) bool. Ended, but not dropped yet.
     """
 
-    index: Tensor
+    ids: Tensor
+    logps: Tensor
+    lengths: Tensor
+    rows: Tensor
     mask: Tensor
     prompt_len: Tensor
-    is_done: Tensor
 
-    def keep(self, rows: Tensor) -> None:
-        """Only these, in this order."""
-        self.index, self.mask = self.index[rows], self.mask[rows]
-        self.prompt_len, self.is_done = self.prompt_len[rows], self.is_done[rows]
+    @classmethod
+    def blank(cls, prompts: Tensor, mask: Tensor, prompt_len: Tensor, max_tokens: int) -> "_Page":
+        """No token written yet. Prompts and mask are (B, S)."""
+        rows, device = len(prompts), prompts.device
+        return cls(
+            ids=nn.functional.pad(prompts, (0, max_tokens)),
+            logps=torch.zeros(rows, max_tokens, device=device),
+            lengths=torch.zeros(rows, dtype=torch.long, device=device),
+            rows=torch.arange(rows, device=device),
+            mask=nn.functional.pad(mask, (0, max_tokens), value=True),
+            prompt_len=prompt_len,
+        )
+
+    def drop_finished(self) -> Tensor:
+        """Take the ended rows out of the batch: (M',) positions in the batch of those that stay."""
+        stay = (self.lengths[self.rows] == 0).nonzero()[:, 0]
+        self.rows, self.mask, self.prompt_len = self.rows[stay], self.mask[stay], self.prompt_len[stay]
+        return stay
 
 
 class Writer:
@@ -122,13 +96,13 @@ class Writer:
         end_ids: list[int],
         stop: StopStrings,
         max_tokens: int,
-        on_finished: Callable[[int], None] | None = None,
+        on_finished: Callable[[int], None],
     ) -> None:
         self._draw = draw
         self._end_ids = end_ids
         self._stop = stop
         self._max_tokens = max_tokens
-        self._on_finished = on_finished or (lambda count: None)
+        self._on_finished = on_finished
 
     def __call__(
         self,
@@ -147,55 +121,53 @@ class Writer:
             prompt_of: (B,) long. The prompt of each row.
             numbers: (B, T) float64, the noise; None when greedy.
         """
-        width, device = prompt_ids.shape[1], prompt_ids.device
-        prompt_mask = length_mask(prompt_len, width).flip(-1)  # (P, S)
-        next_token.start(width + self._max_tokens)
-        logits = next_token(
-            prompt_ids.masked_fill(~prompt_mask, 0), (prompt_mask.cumsum(-1) - 1).clamp(min=0), prompt_mask
-        )
-        logits = logits[prompt_of]  # (B, V)
-        next_token.keep(prompt_of)
-        rows = _Rows(
-            index=torch.arange(len(prompt_of), device=device),
-            mask=nn.functional.pad(prompt_mask, (0, self._max_tokens), value=True)[prompt_of],
-            prompt_len=prompt_len[prompt_of],
-            is_done=torch.zeros(len(prompt_of), dtype=torch.bool, device=device),
-        )
-        # Ids beyond the vocabulary are no token to the processors.
-        history = prompt_ids.masked_fill(~prompt_mask, logits.shape[-1])[prompt_of]
-        return self._written(next_token, logits, rows, history, numbers)
+        width = prompt_ids.shape[1]
+        mask = length_mask(prompt_len, width).flip(-1)  # (P, S)
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        with next_token.reading(width + self._max_tokens):
+            logits = next_token(prompt_ids.masked_fill(~mask, 0), positions, mask)[prompt_of]  # (B, V)
+            next_token.keep(prompt_of)
+            prompts = prompt_ids.masked_fill(~mask, logits.shape[-1])
+            page = _Page.blank(prompts[prompt_of], mask[prompt_of], prompt_len[prompt_of], self._max_tokens)
+            self._fill(page, next_token, logits, width, numbers)
+        stopped = page.lengths > 0
+        lengths = page.lengths.where(stopped, self._max_tokens)
+        return Written(page.ids[:, width:], lengths, page.logps, stopped)
 
-    def _written(
-        self, next_token: NextToken, logits: Tensor, rows: _Rows, prompts: Tensor, numbers: Tensor | None
-    ) -> Written:
-        count, width, device = len(prompts), prompts.shape[1], prompts.device
-        ids = nn.functional.pad(prompts, (0, self._max_tokens))  # (B, S + T)
-        logps = torch.zeros(count, self._max_tokens, device=device)
-        lengths = torch.full((count,), self._max_tokens, device=device)
-        end_ids = torch.tensor(self._end_ids, dtype=torch.long, device=device)
+    def _fill(
+        self, page: _Page, next_token: NextToken, logits: Tensor, width: int, numbers: Tensor | None
+    ) -> None:
+        """Write until every row has ended or holds T tokens."""
         for t in range(self._max_tokens):
-            end = width + t
-            tokens, token_logps = self._draw(
-                logits,
-                None if numbers is None else numbers[rows.index, t],
-                ids[rows.index, :end] if self._draw.needs_history else None,
-            )
-            ids[rows.index, end] = tokens
-            logps[rows.index, t] = token_logps
-            ends = (tokens[:, None] == end_ids).any(-1) & ~rows.is_done
-            if self._stop:
-                ends |= self._string_ends(ids, rows, slice(width, end + 1))
-            lengths[rows.index[ends]] = t + 1
-            rows.is_done |= ends
-            left = len(rows.is_done) - int(rows.is_done.sum())
+            tokens = self._write(page, logits, width, t, numbers)
+            in_batch = page.lengths[page.rows]
+            left = len(in_batch) - int(in_batch.count_nonzero())
             if t % _PROGRESS_EVERY == _PROGRESS_EVERY - 1:
-                self._on_finished(count - left)
+                self._on_finished(len(page.ids) - left)
             if left == 0 or t + 1 == self._max_tokens:
-                break
-            if left <= 0.75 * len(rows.is_done):
-                keep = (~rows.is_done).nonzero()[:, 0]
-                next_token.keep(keep)
-                rows.keep(keep)
-                tokens = tokens[keep]
-            logits = next_token(tokens[:, None], (rows.prompt_len + t)[:, None], rows.mask[:, : end + 1])
-        ...
+                return
+            if left <= (1 - _DROP_AT) * len(in_batch):
+                stay = page.drop_finished()
+                next_token.keep(stay)
+                tokens = tokens[stay]
+            positions = page.prompt_len[:, None] + t
+            logits = next_token(tokens[:, None], positions, page.mask[:, : width + t + 1])
+
+    def _write(self, page: _Page, logits: Tensor, width: int, t: int, numbers: Tensor | None) -> Tensor:
+        """Write token t of every row in the batch: (M,) long."""
+        end = width + t
+        tokens, logps = self._draw(
+            logits,
+            None if numbers is None else numbers[page.rows, t],
+            page.ids[page.rows, :end] if self._draw.needs_history else None,
+        )
+        page.ids[page.rows, end] = tokens
+        page.logps[page.rows, t] = logps
+        lengths = page.lengths[page.rows]
+        is_end = torch.zeros_like(tokens, dtype=torch.bool)
+        for end_id in self._end_ids:
+            is_end |= tokens == end_id
+        if self._stop:
+            is_end |= self._stop.are_complete(page.ids[page.rows, width : end + 1], lengths == 0)
+        page.lengths[page.rows] = torch.where(is_end & (lengths == 0), t + 1, lengths)
+        return tokens

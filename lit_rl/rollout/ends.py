@@ -1,15 +1,16 @@
-"""When a completion ends: end ids, end strings, and the limit."""
+"""End strings: which token completes one."""
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 
 class StopStrings:
-    """Finds the token that completes one of the strings.
+    """Finds the rows whose text holds one of the strings.
 
-    Only the last tokens of a row are decoded, as many as the longest string needs, so the cost of a token does not
-    grow with the completion.
+    Only the last tokens of a row are decoded, as many as the longest string needs, so that the cost of a
+    token does not grow with the completion.
 
     Args:
         strings: the end strings, none of them empty.
@@ -19,23 +20,28 @@ class StopStrings:
     def __init__(self, strings: list[str], decode: Callable[[list[int]], str]) -> None:
         self._strings = strings
         self._decode = decode
-        # The first characters of a decoded tail are unreliable (a split character, a stripped space), hence 4 more.
+        # 4 more, because a decoded tail can begin with a split character or a stripped space.
         self._characters = max(map(len, strings), default=0) + 4
 
     def __bool__(self) -> bool:
         return bool(self._strings)
 
-    def is_complete(self, completion_ids: Tensor) -> list[bool]:
-        """True for the rows whose text now holds one of the strings.
+    def are_complete(self, completion_ids: Tensor, is_open: Tensor) -> Tensor:
+        """(B,) bool, true for rows whose text holds one of the strings.
 
         Args:
-            completion_ids: (B, t) long. Rows that did not hold one before their last token.
+            completion_ids: (B, t) long. Open rows held no string before their last token.
+            is_open: (B,) bool. The other rows are not looked at and give false.
         """
-        tails = completion_ids[:, -self._characters :].tolist()
-        return [self._holds(tail, row) for tail, row in zip(tails, completion_ids, strict=True)]
+        rows = completion_ids.cpu()
+        found = [
+            is_row_open and self._holds(row) for row, is_row_open in zip(rows, is_open.tolist(), strict=True)
+        ]
+        return torch.tensor(found, device=completion_ids.device)
 
-    def _holds(self, tail: list[int], row: Tensor) -> bool:
-        text = self._decode(tail)
+    def _holds(self, row: Tensor) -> bool:
+        tail = row[-self._characters :]
+        text = self._decode(tail.tolist())
         if len(text) < self._characters and len(tail) < len(row):
-            text = self._decode(row.tolist())  # tokens without text of their own: the tail was too short
+            text = self._decode(row.tolist())  # some tokens have no text of their own: the tail was too short
         return any(string in text for string in self._strings)

@@ -1,11 +1,11 @@
 """From logits to tokens: the processors that sampling settings ask for, and the draw itself.
 
-The processors are transformers' own classes, in the order of its `generate`. The log-probability of a token is
-taken before any of them, at the sampling temperature over the whole vocabulary.
+The processors are transformers' own classes, in the order of its `generate`. The log-probability of a token
+is taken before any of them, at the sampling temperature over the whole vocabulary.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from transformers import (
     EpsilonLogitsWarper,
     EtaLogitsWarper,
     LogitsProcessor,
-    LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
     NoBadWordsLogitsProcessor,
@@ -58,8 +57,8 @@ class Draw:
     """
 
     temperature: float
-    penalties: LogitsProcessorList = field(default_factory=LogitsProcessorList)
-    warpers: LogitsProcessorList = field(default_factory=LogitsProcessorList)
+    penalties: list[LogitsProcessor]
+    warpers: list[LogitsProcessor]
 
     @property
     def needs_history(self) -> bool:
@@ -74,17 +73,19 @@ class Draw:
         Args:
             logits: (B, V) float.
             numbers: (B,) float64 in [0, 1), the noise; None when greedy.
-            history: (B, L) long. The tokens so far, V at padding, which processors take for no token; None where
-                `needs_history` is false.
+            history: (B, L) long. The tokens so far, V at padding, which processors take for no token; None
+                where `needs_history` is false.
 
         Returns:
             (B,) long tokens, and (B,) float32 log-probabilities; NaN where the logits are not finite.
         """
         size = max(1, _CHUNK_ELEMENTS // logits.shape[-1])
-        if len(logits) <= size:
-            return self._tokens(logits, numbers, history)
         parts = [
-            self._tokens(*(None if x is None else x[i : i + size] for x in (logits, numbers, history)))  # type: ignore[arg-type]
+            self._tokens(
+                logits[i : i + size],
+                None if numbers is None else numbers[i : i + size],
+                None if history is None else history[i : i + size],
+            )
             for i in range(0, len(logits), size)
         ]
         tokens, logps = zip(*parts, strict=True)
@@ -94,26 +95,25 @@ class Draw:
         self, logits: Tensor, numbers: Tensor | None, history: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         logits = logits if logits.dtype == torch.float64 else logits.float()
-        tempered = logits / self.temperature if self.temperature not in (0, 1) else logits
-        top = tempered.amax(-1, keepdim=True)
-        weights = (tempered - top).exp_()  # (B, V), unnormalised probabilities
+        tempered = logits / (self.temperature or 1.0)
+        shifted = tempered - tempered.amax(-1, keepdim=True)
+        weights = shifted.exp()  # (B, V), unnormalised probabilities
+        log_total = weights.sum(-1, dtype=torch.float64).log()
         if numbers is None:
-            scores = self.penalties(history, logits)
-            tokens, total = scores.argmax(-1), weights.sum(-1, dtype=torch.float64)
-        elif not self.needs_history:
-            tokens, total = inverse_cdf(weights, numbers)
+            tokens = _processed(self.penalties, history, logits).argmax(-1)
+        elif self.needs_history:
+            scores = _processed(self.penalties, history, logits) / self.temperature
+            scores = _processed(self.warpers, history, scores)
+            tokens = inverse_cdf((scores - scores.amax(-1, keepdim=True)).exp_(), numbers)
         else:
-            tokens, total = inverse_cdf(self._processed(logits, history), numbers)[0], weights.sum(
-                -1, dtype=torch.float64
-            )
-        chosen = (tempered - top).gather(-1, tokens[:, None])[:, 0]
-        return tokens, (chosen.double() - total.log()).float()
+            tokens = inverse_cdf(weights, numbers)
+        return tokens, (shifted.gather(-1, tokens[:, None])[:, 0] - log_total).float()
 
-    def _processed(self, logits: Tensor, history: Tensor | None) -> Tensor:
-        """(B, V) unnormalised probabilities after every processor."""
-        scores = self.penalties(history, logits)
-        scores = self.warpers(history, scores / self.temperature)
-        return (scores - scores.amax(-1, keepdim=True)).exp_()
+
+def _processed(processors: list[LogitsProcessor], history: Tensor | None, scores: Tensor) -> Tensor:
+    for processor in processors:
+        scores = processor(history, scores)
+    return scores
 
 
 def draw_of(sampling: Sampling, *, prompt_width: int, end_ids: list[int], device: torch.device | str) -> Draw:
@@ -151,17 +151,19 @@ def draw_of(sampling: Sampling, *, prompt_width: int, end_ids: list[int], device
         *extra("bad_words_ids", lambda v: NoBadWordsLogitsProcessor(v, eos_token_id=end_ids or None)),
         *extra("min_new_tokens", lambda v: MinNewTokensLengthLogitsProcessor(prompt_width, v, end_ids, name)),
         *extra("suppress_tokens", lambda v: SuppressTokensLogitsProcessor(v, name)),
-        *extra("begin_suppress_tokens", lambda v: SuppressTokensAtBeginLogitsProcessor(v, prompt_width, name)),
+        *extra(
+            "begin_suppress_tokens", lambda v: SuppressTokensAtBeginLogitsProcessor(v, prompt_width, name)
+        ),
     ]
     warpers = [
         *(made("top_k", sampling.top_k, TopKLogitsWarper) if sampling.top_k > 0 else []),
         *(made("top_p", sampling.top_p, TopPLogitsWarper) if sampling.top_p < 1 else []),
-        *(made("min_p", sampling.min_p, MinPLogitsWarper) if sampling.min_p is not None else []),
+        *(made("min_p", sampling.min_p, MinPLogitsWarper) if sampling.min_p else []),
         *extra("typical_p", TypicalLogitsWarper),
         *extra("epsilon_cutoff", EpsilonLogitsWarper),
         *extra("eta_cutoff", lambda v: EtaLogitsWarper(v, device=name)),
     ]
-    return Draw(sampling.temperature, LogitsProcessorList(penalties), LogitsProcessorList(warpers))
+    return Draw(sampling.temperature, penalties, warpers)
 
 
 def _extras(sampling: Sampling) -> dict[str, Any]:
@@ -170,7 +172,7 @@ def _extras(sampling: Sampling) -> dict[str, Any]:
     if unknown:
         raise ConfigError(
             f"{sampling.key}.generation_kwargs.{unknown[0]} is not supported with rollout=hf "
-            f"(found {sampling.generation_kwargs[unknown[0]]!r}); supported are temperature, top_p, top_k, min_p, "
-            f"repetition_penalty, max_new_tokens, {', '.join(_OFF)}."
+            f"(found {sampling.generation_kwargs[unknown[0]]!r}); supported are temperature, top_p, top_k, "
+            f"min_p, repetition_penalty, max_new_tokens, {', '.join(_OFF)}."
         )
     return {key: value for key, value in sampling.generation_kwargs.items() if value not in _OFF[key]}

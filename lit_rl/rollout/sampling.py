@@ -25,17 +25,19 @@ class Sampling:
     """How completions are drawn (source: TRL GRPOConfig and SDPOConfig, verl `rollout.*`).
 
     Args:
-        temperature: divides the logits; every log-probability is taken at it. 0 is greedy, for validation only.
+        temperature: divides the logits; every log-probability is taken at it. 0 is greedy (validation).
         top_p: nucleus mass, in (0, 1]; 1 keeps everything.
         top_k: most likely tokens kept; 0 or -1 keeps everything.
         min_p: least probability relative to the most likely token, in [0, 1]; null keeps everything.
-        max_completion_length: tokens per completion, the end token included; the constant of `loss_type=dr_grpo`.
+        max_completion_length: tokens per completion, the end token included; the constant of
+            `loss_type=dr_grpo`.
         repetition_penalty: above 1 favours tokens that are not in prompt and completion yet; 1 is off.
         ignore_eos: go on past end tokens to the limit.
         stop_token_ids: further end ids; those that model and tokenizer declare always count.
         stop: strings that end a completion.
         guided_decoding_regex: completions must match it; not with `rollout=hf`.
-        generation_kwargs: entries of GenerationConfig (hf) or SamplingParams (vLLM); they win over the keys above.
+        generation_kwargs: entries of GenerationConfig (hf) or SamplingParams (vLLM); they win over the keys
+            above.
 
     Raises:
         ConfigError: a value is out of range.
@@ -63,14 +65,18 @@ class Sampling:
             ("min_p", self.min_p is None or 0 <= self.min_p <= 1, "must be null or in [0, 1]"),
             ("max_completion_length", self.max_completion_length >= 1, "must be >= 1"),
             ("repetition_penalty", self.repetition_penalty > 0, "must be > 0"),
-            ("stop", not isinstance(self.stop, str) and "" not in self.stop, "must be a list of non-empty strings"),
+            (
+                "stop",
+                not isinstance(self.stop, str) and "" not in self.stop,
+                "must be a list of non-empty strings",
+            ),
         ]
         for name, is_legal, rule in checks:
             if not is_legal:
                 raise ConfigError(f"{self.key}.{name} {rule} (found {getattr(self, name)!r}).")
 
     def effective(self) -> Self:
-        """The same settings with the entries of generation_kwargs that have a field of their own moved into it.
+        """The same settings, with entries of generation_kwargs that have a field of their own moved into it.
 
         Null in generation_kwargs means the neutral default. What has no field stays in generation_kwargs.
 

@@ -1,0 +1,82 @@
+"""The logits of the next token under any causal LM of transformers, and the mode a model decodes in."""
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from lit_rl.errors import ConfigError
+from lit_rl.rollout.cache import decoding_cache
+
+
+class NextToken:
+    """A model with the cache of what it has read; to be used inside `reading`.
+
+    Args:
+        model: a `...ForCausalLM`, with or without LoRA layers in it.
+        cache_implementation: see `decoding_cache`.
+
+    Raises:
+        ConfigError: the model's forward takes no key-value cache or no attention mask.
+    """
+
+    def __init__(self, model: nn.Module, cache_implementation: str | None = None) -> None:
+        accepted = set(inspect.signature(model.forward).parameters)
+        cache_names = [name for name in ("cache", "past_key_values") if name in accepted]
+        if not cache_names or "attention_mask" not in accepted:
+            raise ConfigError(
+                f"model.path holds a {type(model).__name__}, whose forward takes no key-value cache or no "
+                "attention mask; rollout=hf cannot write with it, choose another rollout."
+            )
+        self._model = model
+        self._implementation = cache_implementation
+        self._cache_name = cache_names[0]
+        self._takes_positions = "position_ids" in accepted
+        self._fixed = {"use_cache": True} | ({"logits_to_keep": 1} if "logits_to_keep" in accepted else {})
+
+    @contextmanager
+    def reading(self, max_length: int) -> Iterator[None]:
+        """Begin with nothing read, for at most so many tokens per row; the cache is freed at the end."""
+        config = self._model.config.get_text_config(decoder=True)  # type: ignore[operator, union-attr]
+        self._cache = decoding_cache(config, self._implementation, max_length)
+        try:
+            yield
+        finally:
+            del self._cache
+
+    def __call__(self, ids: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+        """Read tokens: (B, V) logits after the last one.
+
+        Args:
+            ids: (B, n) long.
+            positions: (B, n) long.
+            mask: (B, tokens read before + n) bool, false at padding.
+        """
+        inputs = {"position_ids": positions} if self._takes_positions else {}
+        inputs[self._cache_name] = self._cache  # type: ignore[assignment]
+        return self._model(input_ids=ids, attention_mask=mask, **inputs, **self._fixed).logits[:, -1]
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows of the cache, in this order; a row may come several times."""
+        self._cache.reorder_cache(rows)  # type: ignore[arg-type]
+
+
+@contextmanager
+def decoding(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, no gradients, no gradient checkpointing (it turns caches off); undone at the end."""
+    modules = list(model.modules())
+    was_training = [module.training for module in modules]
+    checkpointed = [module for module in modules if getattr(module, "gradient_checkpointing", False)]
+    try:
+        model.eval()
+        for module in checkpointed:
+            module.gradient_checkpointing = False  # type: ignore[assignment]
+        with torch.no_grad():
+            yield
+    finally:
+        for module, flag in zip(modules, was_training, strict=True):
+            module.training = flag
+        for module in checkpointed:
+            module.gradient_checkpointing = True  # type: ignore[assignment]
