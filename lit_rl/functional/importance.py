@@ -138,3 +138,13 @@ def rollout_correction(
         kept = kept & ~has_vetoed_token(tokens, mask, threshold=veto).unsqueeze(-1)
     weights = torch.where(counted, weights.expand(counted.shape), torch.zeros_like(weights))
     return Correction(weights, kept, log_ratio)
+
+
+def geometric_weights(weights: Tensor, mask: Tensor) -> Tensor:
+    """(B, 1) geometric mean of a row's weights, for losses per row; 1 for a row without counted tokens.
+
+    Args:
+        weights: (B, T), not negative; held at 1e-10 or above.
+        mask: (B, T) bool or 0/1.
+    """
+    return masked_mean(promoted(weights).clamp(min=1e-10).log(), mask, dim=-1).unsqueeze(-1).exp()

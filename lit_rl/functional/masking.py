@@ -45,20 +45,21 @@ def masked_var(values: Tensor, mask: Tensor, *, unbiased: bool = True) -> Tensor
     return masked_sum(centred.square(), mask) / (count - int(unbiased)).clamp(min=1)
 
 
-def masked_whiten(values: Tensor, mask: Tensor, *, shift_mean: bool = True) -> Tensor:
+def masked_whiten(values: Tensor, mask: Tensor, *, shift_mean: bool = True, unbiased: bool = True) -> Tensor:
     """Values scaled to variance 1, and to mean 0 unless told otherwise, over the counted positions.
 
-    `(x - mean) / sqrt(var + 1e-8)` with the unbiased variance.
+    `(x - mean) / sqrt(var + 1e-8)`.
 
     Args:
         values: (B, T).
         mask: (B, T) bool or 0/1.
         shift_mean: False adds the mean again.
+        unbiased: divide the variance by n - 1 instead of n.
 
     Returns:
         (B, T), zero at masked positions; all zero when fewer than two values count.
     """
-    mean, var = masked_mean(values, mask), masked_var(values, mask)
+    mean, var = masked_mean(values, mask), masked_var(values, mask, unbiased=unbiased)
     whitened = (promoted(values) - mean) * torch.rsqrt(var + WHITEN_EPSILON)
     if not shift_mean:
         whitened = whitened + mean

@@ -1,5 +1,7 @@
 """Policy losses per token. Ratios first; `masking.aggregate` turns the result into a scalar."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -9,17 +11,25 @@ from lit_rl.functional.precision import promoted
 LOG_RATIO_BOUND = 20.0
 
 
-def log_ratio(logps: Tensor, old_logps: Tensor, mask: Tensor, level: str = "token") -> Tensor:
+def log_ratio(
+    logps: Tensor,
+    old_logps: Tensor,
+    mask: Tensor,
+    level: str = "token",
+    *,
+    bound: float = LOG_RATIO_BOUND,
+) -> Tensor:
     """Log of the probability ratio of a token, or the mean over the tokens of a row.
 
-    Clamped to +-20, without gradient beyond; `clamped_frac(log_ratio, mask, bound=LOG_RATIO_BOUND)` is the
-    metric. Source of the sequence level: GSPO, arXiv 2507.18071, eq. 7.
+    Clamped to +-bound, without gradient beyond; `clamped_frac(log_ratio, mask, bound=bound)` is the metric.
+    Source of the sequence level: GSPO, arXiv 2507.18071, eq. 7.
 
     Args:
         logps: (B, T) now.
         old_logps: (B, T) at generation; `logps.detach()` when on-policy.
         mask: (B, T) bool or 0/1, the loss mask.
         level: "token" or "sequence".
+        bound: of the clamp; infinity = off.
 
     Returns:
         (B, T), zero where the mask is false; or (B, 1).
@@ -34,7 +44,7 @@ def log_ratio(logps: Tensor, old_logps: Tensor, mask: Tensor, level: str = "toke
         difference = masked_mean(difference, mask, dim=-1).unsqueeze(-1)
     else:
         raise ValueError(f"level must be token or sequence (found {level!r}).")
-    return difference.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    return difference.clamp(-bound, bound)
 
 
 def per_token(advantages: Tensor) -> Tensor:
@@ -99,21 +109,24 @@ def clip_fraction(
     return masked_mean(is_clipped(log_ratio, advantages, epsilon, epsilon_high).float(), mask)
 
 
-def sequence_log_ratio_at_tokens(logps: Tensor, old_logps: Tensor, mask: Tensor) -> Tensor:
+def sequence_log_ratio_at_tokens(
+    logps: Tensor, old_logps: Tensor, mask: Tensor, *, bound: float = LOG_RATIO_BOUND
+) -> Tensor:
     """The sequence-level log-ratio at every token, each with the gradient of its own log-probability.
 
     For weights or advantages that differ between the tokens of a row; with equal ones and a mean per row the
     gradient is that of the sequence level. Source: GSPO-token, arXiv 2507.18071, eq. 14.
 
     Args:
-        logps, old_logps, mask: as in `log_ratio`.
+        logps, old_logps, mask, bound: as in `log_ratio`.
 
     Returns:
         (B, T), zero where the mask is false.
     """
-    sequence = log_ratio(logps, old_logps, mask, "sequence").detach()
+    sequence = log_ratio(logps, old_logps, mask, "sequence", bound=math.inf).detach()
     logps = promoted(logps)
-    return torch.where(mask.bool(), sequence + (logps - logps.detach()), torch.zeros_like(logps))
+    carried = (sequence + (logps - logps.detach())).clamp(-bound, bound)
+    return torch.where(mask.bool(), carried, torch.zeros_like(logps))
 
 
 def cispo(log_ratio: Tensor, logps: Tensor, advantages: Tensor, *, low: float, high: float) -> Tensor:
@@ -312,3 +325,11 @@ def value_loss(
         near = torch.clamp(values, old_values - cliprange_value, old_values + cliprange_value)
         error = torch.maximum(error, (near - returns).square())
     return 0.5 * error
+
+
+def is_value_clipped(
+    values: Tensor, old_values: Tensor, returns: Tensor, *, cliprange_value: float
+) -> Tensor:
+    """(B, T) bool: the clipped error is the larger one. Arguments as in `value_loss`."""
+    clipped = value_loss(values, old_values, returns, cliprange_value=cliprange_value)
+    return (clipped > value_loss(values, old_values, returns)).detach()

@@ -61,18 +61,19 @@ def lr_multiplier(
         return 1.0
     decay = total_steps - warmup_steps if decay_steps is None else decay_steps
     since = step - warmup_steps
-    if since > decay or decay <= 0:
-        return min_ratio
+    if since <= 0:
+        return 1.0
     if lr_scheduler_type == "inverse_square_root":
-        return max(min_ratio, math.sqrt(max(warmup_steps, 1) / max(step, 1)))
+        return min_ratio if since > decay else max(min_ratio, math.sqrt(max(warmup_steps, 1) / step))
     if lr_scheduler_type == "wsd":
         last = max(total_steps // 10, 1) if wsd_decay_steps is None else wsd_decay_steps
-        shape = _falling(wsd_decay_style, num_cycles)(
-            max(0.0, 1 - (decay - since) / last) if last > 0 else 0.0
-        )
+        last = min(last, decay)
+        shape, progress = _falling(wsd_decay_style, num_cycles), (since - (decay - last)) / max(last, 1)
     else:
-        shape = _falling(lr_scheduler_type, num_cycles)(since / decay)
-    return min_ratio + (1 - min_ratio) * shape
+        shape, progress = _falling(lr_scheduler_type, num_cycles), since / max(decay, 1)
+    if since >= decay and wsd_decay_style != "constant":
+        return min_ratio
+    return min_ratio + (1 - min_ratio) * shape(min(max(progress, 0.0), 1.0))
 
 
 def _falling(style: str, num_cycles: float) -> Callable[[float], float]:
