@@ -43,6 +43,14 @@ def is_adapted(layer: nn.Module) -> bool:
     return hasattr(layer, "base_layer") and hasattr(layer, "get_delta_weight")
 
 
+def has_zero_adapters(model: nn.Module) -> bool:
+    """True for a PEFT model whose LoRA adapters change nothing yet."""
+    last = ("lora_B.", "lora_embedding_A.")  # the matrices that start at zero
+    return has_adapters(model) and not any(
+        bool(p.any()) for name, p in model.named_parameters() if any(part in name for part in last)
+    )
+
+
 def effective_weight(layer: nn.Module) -> Tensor:
     """The layer's weight plus `scaling * B A` of its active adapters, in float32 or better; differentiable.
 

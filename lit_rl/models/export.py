@@ -1,0 +1,36 @@
+"""The policy as a folder that `from_pretrained` and other programs read."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers import GenerationConfig
+
+from lit_rl.models.load import end_token_ids
+from lit_rl.models.weights import dense_copy, has_adapters
+
+
+def save_hf(policy: nn.Module, tokenizer: Any, folder: str | Path, *, merge: bool = True) -> None:
+    """Write weights (safetensors), configuration, tokenizer with chat template, and end ids.
+
+    The generation configuration holds the special ids alone: sampling settings of a run are not the model's.
+    In a distributed run call it on one rank.
+
+    Args:
+        policy: a Hugging Face or PEFT model; it stays as it is.
+        tokenizer: its tokenizer.
+        folder: created when missing.
+        merge: with adapters: add them to the weights; false writes the adapter alone.
+    """
+    if has_adapters(policy) and not merge:
+        policy.save_pretrained(str(folder))  # type: ignore[operator]
+    else:
+        model: Any = dense_copy(policy) if has_adapters(policy) else policy
+        model.save_pretrained(str(folder))
+    special_ids = GenerationConfig(
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=end_token_ids(policy, tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    special_ids.save_pretrained(str(folder))
+    tokenizer.save_pretrained(str(folder))
