@@ -1,4 +1,5 @@
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -45,7 +46,9 @@ def test_what_does_not_apply_is_left_out_of_the_sum_and_named_once(sample) -> No
     per_func = torch.tensor([[1, nan], [nan, 1], [0, nan], [nan, nan]])
     torch.testing.assert_close(scores.rewards_per_func, per_func, equal_nan=True)
     assert scores.metrics["missing_frac"] == 0.25
-    reward(rows(sample, 4))  # a second warning would fail the run
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        reward(rows(sample, 4))
 
 
 @pytest.mark.field("rew/3")
