@@ -1,0 +1,160 @@
+"""Rules of the algorithm, its sampling and its model."""
+
+from lit_rl.configuration.settings import Settings
+
+
+def groups_of_one(settings: Settings) -> str | None:
+    """Rule 4."""
+    estimator, size = settings.get("algo.advantage.adv_estimator"), settings.get("algo.num_generations", 2)
+    has_policy_term = settings.get("algo.distillation.distillation_weight", 0.0) < 1
+    if size >= 2 or estimator not in ("grpo", "grpo_passk", "rloo", "opo", "reinforce_plus_plus_baseline"):
+        return None
+    if not has_policy_term:
+        return None
+    return (
+        f"algo.num_generations (found {size}) must be at least 2 for algo.advantage.adv_estimator "
+        f"{estimator!r}: a group of one has nothing to be compared with."
+    )
+
+
+def sampling_can_be_learned_from(settings: Settings) -> str | None:
+    """Rule 5."""
+    if settings.get("algo.sampling.temperature", 1.0) == 0:
+        return (
+            "algo.sampling.temperature must be > 0 (found 0): greedy completions have no probability to "
+            "learn from; for greedy validation set rollout.val_kwargs.temperature=0."
+        )
+    if settings.get("rollout.val_kwargs.temperature", 1.0) != 0:
+        return None
+    keys = [f"rollout.val_kwargs.{name}" for name in ("top_p", "top_k", "min_p")]
+    return settings.idle(keys, "rollout.val_kwargs.temperature above 0 (found 0, which is greedy)")
+
+
+def guided_decoding(settings: Settings) -> str | None:
+    """Rule 6."""
+    for key in ("algo.sampling.guided_decoding_regex", "rollout.val_kwargs.guided_decoding_regex"):
+        if settings.get(key) is not None and settings.choices.get("rollout", "hf") == "hf":
+            return f"{key} (found {settings.shown(key)}) needs a vLLM engine; rollout=hf has none."
+    return None
+
+
+def gathering(settings: Settings) -> str | None:
+    """Rule 7."""
+    return settings.idle(
+        ["rollout.engine.ds3_gather_for_generation"], "trainer=deepspeed, which is not built yet"
+    )
+
+
+def every_row_truncated(settings: Settings) -> str | None:
+    """Rule 8."""
+    if not (settings.get("algo.sampling.ignore_eos") and settings.get("algo.mask_truncated_completions")):
+        return None
+    return (
+        "algo.sampling.ignore_eos and algo.mask_truncated_completions exclude each other: every row would "
+        "reach the length limit and drop out."
+    )
+
+
+def scaling(settings: Settings) -> str | None:
+    """Rule 10."""
+    estimator = settings.get("algo.advantage.adv_estimator", "grpo")
+    if estimator == "none":
+        keys = ["algo.advantage.scale_rewards", "algo.advantage.std_epsilon"]
+        if (message := settings.idle(keys, "algo.advantage.adv_estimator=grpo")) is not None:
+            return message
+        weight = settings.get("algo.distillation.distillation_weight", 0.0)
+        if weight != 1.0:
+            return (
+                f"algo.advantage.adv_estimator 'none' needs algo.distillation.distillation_weight 1.0 "
+                f"(found {weight}): nothing else would be learned from."
+            )
+    if settings.get("algo.advantage.scale_rewards") == "none":
+        return settings.idle(["algo.advantage.std_epsilon"], "algo.advantage.scale_rewards other than none")
+    return None
+
+
+def kl_estimator(settings: Settings) -> str | None:
+    """Rule 12."""
+    if settings.get("algo.kl.beta", 0.0) > 0:
+        return None
+    return settings.idle(["algo.kl.kl_loss_type"], "algo.kl.beta above 0")
+
+
+def reference_sync(settings: Settings) -> str | None:
+    """Rule 14."""
+    if settings.get("callbacks.reference_sync") is None:
+        return None
+    beta = settings.get("algo.kl.beta", 0.0)
+    if beta == 0:
+        return f"callbacks.reference_sync needs a reference: algo.kl.beta above 0 (found {beta!r})."
+    rank = settings.get("model.lora.lora_rank", 0)
+    if rank > 0:
+        return (
+            f"callbacks.reference_sync needs model.lora.lora_rank 0 (found {rank}): with adapters the "
+            "reference is the base model itself and cannot be mixed."
+        )
+    return None
+
+
+def supervised_only(settings: Settings) -> str | None:
+    """Rule 27."""
+    if _is_sft(settings):
+        keys = [*settings.set_below("rollout"), *settings.set_below("reward")]
+        return settings.idle(keys, "an algorithm with rollouts (found algo=sft)")
+    keys = [
+        "algo.label_smoothing_factor",
+        "algo.packing",
+        "model.neftune_noise_alpha",
+        "data.messages_key",
+        "data.max_length",
+    ]
+    return settings.idle(keys, "algo=sft")
+
+
+def _is_sft(settings: Settings) -> bool:
+    return str(settings["algo._target_"]).endswith(".SFT")
+
+
+def model_switches(settings: Settings) -> str | None:
+    """Rule 28."""
+    if settings.get("model.lora.lora_rank", 0) == 0:
+        keys = settings.set_below("model.lora")
+        if (message := settings.idle(keys, "model.lora.lora_rank above 0 (found 0)")) is not None:
+            return message
+    for key, switch in (
+        ("model.gradient_checkpointing_kwargs", "model.gradient_checkpointing"),
+        ("model.kernels.impl_backend", "model.kernels.use_fused_kernels"),
+        ("model.kernels.liger_kernel_config", "model.kernels.use_liger_kernel"),
+        ("model.kernels.torch_compile_backend", "model.kernels.torch_compile"),
+        ("model.kernels.torch_compile_mode", "model.kernels.torch_compile"),
+    ):
+        if not settings.get(switch) and (message := settings.idle([key], f"{switch}=true")) is not None:
+            return message
+    return None
+
+
+REPEATS = {
+    "model.model_init_kwargs": {
+        "dtype": "model.dtype",
+        "torch_dtype": "model.dtype",
+        "attn_implementation": "model.attn_implementation",
+        "trust_remote_code": "model.trust_remote_code",
+    },
+    "model.lora.peft_kwargs": {
+        "r": "model.lora.lora_rank",
+        "lora_alpha": "model.lora.lora_alpha",
+        "lora_dropout": "model.lora.lora_dropout",
+        "target_modules": "model.lora.target_modules",
+    },
+}
+
+
+def repeated_keys(settings: Settings) -> str | None:
+    """An entry of a free-form key repeats a key of its own."""
+    for key, names in REPEATS.items():
+        for name in settings.get(key) or {}:
+            if name in names:
+                return (
+                    f"{key}.{name} (found {settings.shown(f'{key}.{name}')}) repeats {names[name]}; set that."
+                )
+    return None

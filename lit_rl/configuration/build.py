@@ -1,0 +1,20 @@
+"""From checked nodes to objects."""
+
+from typing import Any
+
+from hydra.utils import instantiate
+
+
+def built(node: dict[str, Any], **parts: Any) -> Any:
+    """The object a node describes, with plain Python lists and dictionaries inside.
+
+    Args:
+        node: a dictionary with `_target_`.
+        parts: arguments that exist already; each takes the place of the node's own.
+    """
+    return instantiate(node, _convert_="all", **parts)
+
+
+def built_all(nodes: dict[str, Any]) -> list[Any]:
+    """The object of each node in a map, in order; null nodes are left out."""
+    return [built(node) for node in nodes.values() if node is not None]

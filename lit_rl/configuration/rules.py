@@ -1,0 +1,59 @@
+"""Rules between keys. Each takes the checked settings and returns a message that names every key, or None.
+
+An option without effect in this combination is an error when it is set: when its value differs from the class
+default and from the preset. What a settings block can know by itself it refuses by itself.
+"""
+
+from collections.abc import Callable
+
+from lit_rl.configuration import algorithm_rules as algorithm
+from lit_rl.configuration import batch_rules as batch
+from lit_rl.configuration import input_rules as inputs
+from lit_rl.configuration import run_rules as run
+from lit_rl.configuration import sdpo_rules as sdpo
+from lit_rl.configuration import trainer_rules as trainer
+from lit_rl.configuration.settings import Settings
+
+Rule = Callable[[Settings], str | None]
+
+RULES: list[Rule] = [
+    trainer.fixed_trainer_keys,
+    trainer.known_strategy,
+    trainer.several_devices,
+    trainer.true_precision,
+    trainer.flash_attention,
+    batch.whole_prompts_per_rank,
+    batch.whole_optimizer_batches,
+    batch.micro_batch_within_optimizer_batch,
+    batch.micro_batch_holds_a_row,
+    batch.token_budget_with_local_mean,
+    algorithm.groups_of_one,
+    algorithm.sampling_can_be_learned_from,
+    algorithm.guided_decoding,
+    algorithm.gathering,
+    algorithm.every_row_truncated,
+    algorithm.scaling,
+    algorithm.kl_estimator,
+    algorithm.reference_sync,
+    algorithm.supervised_only,
+    algorithm.model_switches,
+    algorithm.repeated_keys,
+    sdpo.policy_term_off,
+    sdpo.distillation_off,
+    sdpo.teacher_kind,
+    sdpo.demonstrations,
+    sdpo.feedback,
+    sdpo.length_of_reprompt,
+    sdpo.needs_sdpo,
+    inputs.reward_functions,
+    inputs.reward_model,
+    inputs.unused_columns,
+    inputs.data_switches,
+    inputs.overlong_prompts,
+    inputs.loader_workers,
+    run.resuming,
+    run.monitoring,
+    run.length_of_run,
+    run.warm_up,
+    run.shape_of_schedule,
+]

@@ -1,0 +1,100 @@
+"""Rules of checkpoints, the length of the run and the schedule."""
+
+from lit_rl.configuration.settings import Settings
+
+
+def resuming(settings: Settings) -> str | None:
+    """Rule 38."""
+    mode, path = settings.get("checkpoint.resume_mode", "auto"), settings.get("checkpoint.resume_from_path")
+    if (mode == "resume_path") != (path is not None):
+        return (
+            f"checkpoint.resume_mode=resume_path (found {mode!r}) and checkpoint.resume_from_path "
+            f"(found {path!r}) come together."
+        )
+    saved, loaded = settings.get("checkpoint.save_contents", []), settings.get("checkpoint.load_contents", [])
+    surplus = [part for part in loaded if part not in saved or part == "hf_model"]
+    if surplus and settings.is_set("checkpoint.load_contents"):
+        return (
+            f"checkpoint.load_contents (found {loaded}) must lie within checkpoint.save_contents "
+            f"(found {saved}) and leave out hf_model; take out {', '.join(surplus)}."
+        )
+    return None
+
+
+def monitoring(settings: Settings) -> str | None:
+    """Rule 39."""
+    if settings.get("checkpoint.monitor") is None:
+        keys = ["checkpoint.mode", "checkpoint.load_best_model_at_end"]
+        if (message := settings.idle(keys, "checkpoint.monitor")) is not None:
+            return message
+    elif settings["trainer.limit_val_batches"] == 0:
+        return (
+            f"checkpoint.monitor (found {settings['checkpoint.monitor']!r}) needs validation "
+            "(found trainer.limit_val_batches 0)."
+        )
+    if settings.get("checkpoint.default_hdfs_dir") is None:
+        return settings.idle(["checkpoint.del_local_ckpt_after_load"], "checkpoint.default_hdfs_dir")
+    return None
+
+
+def length_of_run(settings: Settings) -> str | None:
+    """Rule 40."""
+    limit = settings["trainer.max_steps"]
+    if limit != -1:
+        needs = f"trainer.max_steps=-1 (found {limit}, which sets the length of the run)"
+        if (message := settings.idle(["data.total_epochs"], needs)) is not None:
+            return message
+    if settings["trainer.limit_val_batches"] != 0:
+        return None
+    idle_keys = ["trainer.val_check_interval", *settings.set_below("rollout.val_kwargs"), "val_before_train"]
+    return settings.idle(idle_keys, "validation (found trainer.limit_val_batches 0)")
+
+
+def warm_up(settings: Settings) -> str | None:
+    """Rule 41."""
+    steps, total = settings.get("schedule.lr_warmup_steps", -1), settings["trainer.max_steps"]
+    if steps >= 0:
+        key = "schedule.lr_warmup_steps_ratio"
+        if (message := settings.idle([key], f"schedule.lr_warmup_steps=-1 (found {steps})")) is not None:
+            return message
+    if settings.get("schedule.min_lr", 0.0) > 0 and settings.get("schedule.min_lr_ratio", 0.0) > 0:
+        return (
+            f"schedule.min_lr (found {settings['schedule.min_lr']}) and schedule.min_lr_ratio (found "
+            f"{settings['schedule.min_lr_ratio']}) are two floors; set one."
+        )
+    needed = max(steps, 0) + (settings.get("schedule.lr_decay_steps") or 0)
+    if 0 < total < needed:
+        return (
+            f"schedule.lr_warmup_steps (found {steps}) + schedule.lr_decay_steps (found "
+            f"{settings.get('schedule.lr_decay_steps')}) must be at most trainer.max_steps (found {total})."
+        )
+    if (steps < 0 and settings.get("schedule.lr_warmup_steps_ratio", 0.0) == 0) or steps == 0:
+        return settings.idle(["schedule.lr_warmup_init"], "a warm-up: schedule.lr_warmup_steps or its ratio")
+    return None
+
+
+def shape_of_schedule(settings: Settings) -> str | None:
+    """Rule 42."""
+    shape = settings.get("schedule.lr_scheduler_type")
+    groups: list[tuple[bool, list[str], str]] = [
+        (shape == "cosine", ["schedule.num_cycles"], "schedule.lr_scheduler_type=cosine"),
+        (
+            shape != "constant",
+            ["schedule.lr_decay_steps", "schedule.min_lr", "schedule.min_lr_ratio"],
+            "schedule.lr_scheduler_type other than constant",
+        ),
+        (
+            shape == "wsd",
+            ["schedule.lr_wsd_decay_style", "schedule.lr_wsd_decay_steps"],
+            "schedule.lr_scheduler_type=wsd",
+        ),
+        (
+            settings.get("schedule.weight_decay_incr_style") != "constant",
+            ["schedule.end_weight_decay"],
+            "schedule.weight_decay_incr_style linear or cosine",
+        ),
+    ]
+    for has_effect, keys, needs in groups:
+        if not has_effect and (message := settings.idle(keys, f"{needs} (found {shape!r})")) is not None:
+            return message
+    return None

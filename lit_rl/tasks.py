@@ -1,0 +1,104 @@
+"""What a run does with its parts, in order: validate, fit, validate."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+
+FLOOR = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+def prepare_process(
+    *, seed: int, log_level: str, float32_matmul_precision: str | None, rank: int = 0
+) -> None:
+    """Seed everything, say how much is printed, and set torch's TF32 switch.
+
+    Args:
+        seed: of the run.
+        log_level: of rank 0; other ranks print warnings.
+        float32_matmul_precision: None leaves torch's.
+        rank: of this process.
+    """
+    L.seed_everything(seed, verbose=False)
+    level = FLOOR[log_level] if rank == 0 else max(FLOOR[log_level], logging.WARNING)
+    logging.basicConfig(format="%(message)s")
+    for name in ("lit_rl", "lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(level)
+    if float32_matmul_precision is not None:
+        torch.set_float32_matmul_precision(float32_matmul_precision)
+
+
+def fit(
+    trainer: L.Trainer,
+    module: L.LightningModule,
+    datamodule: L.LightningDataModule,
+    *,
+    total_steps: int,
+    steps_per_data_epoch: float,
+    val_before_train: bool,
+) -> dict[str, float]:
+    """Train, from the checkpoint that the checkpoint callback finds or from the start.
+
+    Args:
+        total_steps: steps of the whole run.
+        steps_per_data_epoch: steps in one pass over the training rows.
+        val_before_train: validate before the first step, unless the run is resumed.
+
+    Returns:
+        The metrics logged last, by name.
+    """
+    path = resume_path(trainer, total_steps, steps_per_data_epoch)
+    done = _Done()
+    trainer.callbacks.append(done)  # type: ignore[attr-defined]
+    can_validate = trainer.limit_val_batches != 0 and getattr(datamodule, "val_files", None) is not None
+    if can_validate and val_before_train and path is None:
+        trainer.validate(module, datamodule=datamodule, verbose=False)
+    trainer.fit(module, datamodule=datamodule, ckpt_path=path)
+    metrics = _numbers(trainer.logged_metrics)
+    if can_validate and done.trained > done.validated and not trainer.interrupted:
+        trainer.validate(module, datamodule=datamodule, verbose=False)
+    return {**metrics, **_numbers(trainer.logged_metrics)}
+
+
+def validate(
+    trainer: L.Trainer, module: L.LightningModule, datamodule: L.LightningDataModule
+) -> dict[str, float]:
+    """Score the validation rows with the weights of the checkpoint that is found, else the model's.
+
+    Returns:
+        Validation metrics by name.
+    """
+    path = resume_path(trainer, None, None)
+    trainer.validate(module, datamodule=datamodule, ckpt_path=path, verbose=False)
+    metrics = _numbers(trainer.logged_metrics)
+    if trainer.is_global_zero:
+        print(*(f"{name:<40} {value:.4f}" for name, value in sorted(metrics.items())), sep="\n")
+    return metrics
+
+
+def resume_path(
+    trainer: L.Trainer, total_steps: int | None, steps_per_data_epoch: float | None
+) -> Path | None:
+    """The checkpoint to start from, as the callback that writes them says; None without one."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if callable(find := getattr(callback, "resume_path", None)):
+            return find(total_steps, steps_per_data_epoch)
+    return None
+
+
+class _Done(L.Callback):
+    """Which step was trained last, and after which one validation ran."""
+
+    trained = validated = -1
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        self.trained = trainer.global_step
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.validated = trainer.global_step
+
+
+def _numbers(metrics: Any) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items()}
