@@ -101,7 +101,7 @@ class ParquetRows(Rows):
     """Rows of parquet files, in the order of the files.
 
     The number of rows comes from the footers. A row group is read when one of its rows is asked for, and
-    the last ones used are kept while they fit in `CACHE_BYTES`, so memory is flat however long the file is.
+    the last ones used are kept while they fit in `cache_bytes`, so memory is flat however long the file is.
     A file that is one large row group is read as one: write it again with a smaller `row_group_size`.
 
     Args:
@@ -109,6 +109,7 @@ class ParquetRows(Rows):
         required: columns that each file must have.
         only_required: read no other columns.
         max_samples: use the first so many rows; -1 uses all.
+        cache_bytes: memory for row groups; one is always kept.
     """
 
     def __init__(
@@ -117,13 +118,14 @@ class ParquetRows(Rows):
         required: Sequence[str] = (),
         only_required: bool = False,
         max_samples: int = -1,
+        cache_bytes: int = CACHE_BYTES,
     ) -> None:
+        self._cache_bytes = cache_bytes
         self._required = list(required)
         self._columns = self._required if only_required else None
-        self._groups: list[tuple[str, int]] = []
+        self._groups: list[tuple[str, int, int]] = []  # file, number of the row group, first row of the file
         self._cache: OrderedDict[int, pa.Table] = OrderedDict()
         self.blocks = []
-        self._file_start: dict[str, int] = {}
         for file in files:
             self._add(file)
         total = sum(len(block.rows) for block in self.blocks)
@@ -138,12 +140,11 @@ class ParquetRows(Rows):
             for column in self._required:
                 if column not in names:
                     raise DataError(f"{file} has no column {column!r}; it has {', '.join(names)}.")
-            start = self.blocks[-1].rows[-1] + 1 if self.blocks else 0
-            self._file_start[file] = start
+            start = first = self.blocks[-1].rows[-1] + 1 if self.blocks else 0
             for i in range(parquet.metadata.num_row_groups):
                 group = parquet.metadata.row_group(i)
                 if group.num_rows:
-                    self._groups.append((file, i))
+                    self._groups.append((file, i, first))
                     self.blocks.append(Block(range(start, start + group.num_rows), group.total_byte_size))
                     start += group.num_rows
 
@@ -155,8 +156,8 @@ class ParquetRows(Rows):
         return self._table(group).slice(index - self._starts[group], 1).to_pylist()[0]
 
     def where(self, index: int) -> str:
-        file = self._groups[self._group(index)][0]
-        return f"{file}, row {index - self._file_start[file]}"
+        file, _, first = self._groups[self._group(index)]
+        return f"{file}, row {index - first}"
 
     def _group(self, index: int) -> int:
         if not 0 <= index < self._length:
@@ -167,7 +168,7 @@ class ParquetRows(Rows):
         if group in self._cache:
             self._cache.move_to_end(group)
             return self._cache[group]
-        file, number = self._groups[group]
+        file, number, _ = self._groups[group]
         try:
             # opened anew, without threads: neither a handle nor a thread pool survives a fork into a worker
             with _opened(file) as parquet:
@@ -175,7 +176,7 @@ class ParquetRows(Rows):
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{file}, row group {number} cannot be read ({error}).") from error
         self._cache[group] = table
-        while len(self._cache) > 1 and sum(self.blocks[g].size for g in self._cache) > CACHE_BYTES:
+        while len(self._cache) > 1 and sum(self.blocks[g].size for g in self._cache) > self._cache_bytes:
             self._cache.popitem(last=False)
         return table
 
