@@ -111,7 +111,7 @@ class RolloutBatch:
 
     def to(self, device: torch.device | str) -> "RolloutBatch":
         """Tensors on the device, everything else shared."""
-        moved = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(self, **{k: v.to(device) if isinstance(v, Tensor) else v for k, v in moved.items()})
 
 

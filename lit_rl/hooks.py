@@ -107,5 +107,5 @@ def emit(pl_module: L.LightningModule, event: str, **payload: Any) -> None:
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         handler = getattr(callback, event, None)
         if callable(handler):
-            with trainer.profiler.profile(f"[Callback]{callback.state_key}.{event}"):
+            with trainer.profiler.profile(f"[Callback]{callback.state_key}.{event}"):  # type: ignore[attr-defined]
                 handler(trainer, pl_module, **payload)

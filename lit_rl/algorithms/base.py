@@ -2,6 +2,8 @@
 
 import math
 import os
+import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import lightning as L
@@ -12,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lit_rl.algorithms.iteration import rl_iteration
 from lit_rl.algorithms.reporting import add_reward_metrics, add_rollout_metrics
+from lit_rl.algorithms.samples import samples_of
 from lit_rl.algorithms.state import add_state, take_state
 from lit_rl.algorithms.validation import ValidationScores
 from lit_rl.batch import RolloutBatch
@@ -114,11 +117,9 @@ class RLModule(L.LightningModule):
             with self.clock("update"):
                 for rows in self.optimizer_batches(rollout):
                     totals = self.totals(rows)
-                    for micro_batch in self.batch.micro_batches(self.rows_in_loss(rows)):
-                        loss = self.loss(micro_batch, totals)
-                        self.sums.add_share("train/loss", loss)
-                        self.backward_locally(loss)
-                    self.update_policy()
+                    micro_batches = self.batch.micro_batches(self.rows_in_loss(rows))
+                    losses = [self.backward_locally(self.loss(piece, totals)) for piece in micro_batches]
+                    self.update_policy(torch.stack(losses).sum())
                 self.sync()
         self.report(rollout)
         return {"loss": torch.tensor(self.metrics["train/loss"]), "metrics": self.metrics}
@@ -194,24 +195,7 @@ class RLModule(L.LightningModule):
 
     def samples(self, rollout: RolloutBatch) -> list[Sample]:
         """The rows as reward functions see them."""
-        assert rollout.completion_ids is not None and rollout.completion_len is not None
-        assert rollout.finish_reason is not None
-        lengths = rollout.completion_len.tolist()
-        ids = [row[:n] for row, n in zip(rollout.completion_ids.tolist(), lengths, strict=True)]
-        names = list(rollout.columns)
-        rows = zip(*rollout.columns.values(), strict=True) if names else ((),) * len(rollout)
-        columns = [dict(zip(names, row, strict=True)) for row in rows]
-        prompt_key = self.trainer.datamodule.prompt_key  # type: ignore[attr-defined]
-        return [
-            Sample(
-                prompt=values.get(prompt_key),
-                completion=self.chat.decode(tokens),
-                completion_ids=tokens,
-                columns=values,
-                finish_reason=reason,
-            )
-            for tokens, values, reason in zip(ids, columns, rollout.finish_reason, strict=True)
-        ]
+        return samples_of(rollout, self.chat, self.trainer.datamodule.prompt_key)  # type: ignore[attr-defined]
 
     def score(self, model: nn.Module, rows: RolloutBatch, *, with_entropy: bool = False) -> TokenScores:
         """Log-probabilities of the completions under a model, at the sampling temperature."""
@@ -260,39 +244,44 @@ class RLModule(L.LightningModule):
         """The rows worth a forward pass; at least one, so that every rank has a loss."""
         return rows
 
-    def backward_locally(self, loss: Tensor) -> None:
-        """Add to the gradients of this rank; `update_policy` brings the ranks together once."""
+    def backward_locally(self, loss: Tensor) -> Tensor:
+        """Add to the gradients of this rank and return the loss; `update_policy` brings the ranks together."""
         wrapper = self.trainer.model
-        if isinstance(wrapper, DistributedDataParallel):
-            with wrapper.no_sync():
-                self.manual_backward(loss)
-        else:
+        no_sync = wrapper.no_sync() if isinstance(wrapper, DistributedDataParallel) else nullcontext()
+        with no_sync:
             self.manual_backward(loss)
+        return loss.detach()
 
-    def update_policy(self) -> None:
-        """Bring gradients together, clip them, take the optimizer step.
+    def update_policy(self, loss: Tensor) -> None:
+        """Bring gradients together, clip them, take the optimizer step. Collective.
+
+        Args:
+            loss: this rank's share of the optimizer batch's loss. It is checked too, since a clamp has a
+                gradient of zero where its input is NaN.
 
         Raises:
-            FloatingPointError: the gradient is not finite and `on_nonfinite` is "error".
+            FloatingPointError: loss or gradient are not finite and `on_nonfinite` is "error".
         """
         optimizer = self.optimizers()
         parameters = [p for p in self.policy.parameters() if p.requires_grad]
         sum_gradients_(parameters)
+        loss = all_sum_(loss.double())
         norm = nn.utils.clip_grad_norm_(parameters, self.max_grad_norm or math.inf)
-        is_finite = bool(norm.isfinite())
+        is_finite = bool((loss + norm).isfinite())
         if is_finite:
             optimizer.step()  # type: ignore[union-attr]
             self.optimizer_steps += 1
-            self.sums.add("train/grad_norm", norm)
         elif self.on_nonfinite == "error":
             raise FloatingPointError(
-                f"The gradient norm is {norm.item()} at step {self.step + 1}; the weights are unchanged. Set "
-                f"algo.on_nonfinite=skip to leave such updates out, or trainer.detect_anomaly=true to find "
-                f"the cause."
+                f"The loss is {loss.item()} and the gradient norm {norm.item()} at step {self.step + 1}; the "
+                f"weights are unchanged. Set algo.on_nonfinite=skip to leave such updates out, or "
+                f"trainer.detect_anomaly=true to find the cause."
             )
+        optimizer.zero_grad()  # type: ignore[union-attr]
+        self.sums.add("train/loss", loss if is_finite else 0.0, float(is_finite))
+        self.sums.add("train/grad_norm", norm if is_finite else 0.0, float(is_finite))
         self.sums.add("train/skipped_updates", 0.0 if is_finite else 1.0)
         self.sums.end_update()
-        optimizer.zero_grad()  # type: ignore[union-attr]
 
     def report(self, rollout: RolloutBatch) -> None:
         """Bring the step's metrics together, step the schedule, tell the callbacks. Collective."""
@@ -306,7 +295,9 @@ class RLModule(L.LightningModule):
         self.metrics["rollout/tokens_per_second"] = self.metrics["rollout/tokens"] / max(seconds, 1e-9)
         self.metrics["train/lr"] = self.optimizers().param_groups[0]["lr"]  # type: ignore[union-attr]
         self.metrics["train/optimizer_steps"] = float(self.optimizer_steps)
-        self.lr_schedulers().step()  # type: ignore[union-attr, call-arg]
+        with warnings.catch_warnings():  # an update that was left out steps no optimizer
+            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+            self.lr_schedulers().step()  # type: ignore[union-attr]
         self.last_rollout = rollout
         self.log_dict(self.metrics)
         emit(self, "on_update_end", step=self.step, metrics=self.metrics)
@@ -376,7 +367,12 @@ class RLModule(L.LightningModule):
     def build_roles(self) -> None:
         """Make the frozen and averaged copies that this algorithm needs."""
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def on_fit_start(self) -> None:
+        for role in (self.ref, self.teacher):
+            if role is not None:
+                role.to_(self.device)
+
+    def configure_optimizers(self) -> Any:
         """The optimizer over decayed and undecayed parameters, and its schedule in iterations."""
         trained = [p for p in self.policy.parameters() if p.requires_grad]
         if not trained:
@@ -387,7 +383,8 @@ class RLModule(L.LightningModule):
             groups.append({"params": undecayed, "weight_decay": 0.0})
         optimizer = self.optimizer(groups)
         total_steps = int(self.trainer.estimated_stepping_batches)
-        return {"optimizer": optimizer, "lr_scheduler": self.scheduler(optimizer, total_steps=total_steps)}
+        schedule = self.scheduler(optimizer, total_steps=total_steps)  # type: ignore[call-arg]
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     # -------------------------------------------------------------------------------------------- checkpoint
 

@@ -15,9 +15,9 @@ from lightning.pytorch.core.optimizer import do_nothing_closure
 @contextmanager
 def rl_iteration(pl_module: L.LightningModule) -> Iterator[None]:
     """Wrap one `training_step`: however many optimizer steps are taken inside, the trainer counts one."""
-    loop = pl_module.trainer.fit_loop.epoch_loop.manual_optimization  # type: ignore[attr-defined]
+    loop = pl_module.trainer.fit_loop.epoch_loop.manual_optimization
     progress = loop.optim_step_progress
-    for optimizer in pl_module.trainer.strategy._lightning_optimizers:  # type: ignore[attr-defined]
+    for optimizer in pl_module.trainer.strategy._lightning_optimizers:
         optimizer._on_before_step = optimizer._on_after_step = do_nothing_closure
     progress.increment_ready()
     yield

@@ -175,4 +175,4 @@ def _without_start(chat: Chat, text: str, excess: int) -> str | None:
     ids = chat.tokenizer(text, add_special_tokens=False)["input_ids"]
     mark = len(chat.tokenizer(ELLIPSIS, add_special_tokens=False)["input_ids"])
     kept = ids[excess + mark :]
-    return ELLIPSIS + chat.tokenizer.decode(kept) if kept else None
+    return ELLIPSIS + str(chat.tokenizer.decode(kept)) if kept else None

@@ -41,7 +41,7 @@ class Teacher:
     def role(self, policy: nn.Module) -> Role:
         """The teacher of this policy, as it stands before training."""
         roles = {"ema": AveragedCopy, "live": Live, "base": reference_of}
-        return roles[self.teacher_model_kind](policy)  # type: ignore[operator, return-value]
+        return roles[self.teacher_model_kind](policy)  # type: ignore[operator]
 
     def follow(self, role: Role, step: int) -> None:
         """Move an averaged teacher toward the policy.

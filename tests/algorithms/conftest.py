@@ -9,6 +9,7 @@ import lightning as L
 import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
 from transformers import AutoTokenizer
 
 from lit_rl.algorithms.base import RLModule
@@ -26,8 +27,8 @@ class StoredRollouts(L.LightningDataModule):
         super().__init__()
         self.batches, self.chat = batches, chat
 
-    def train_dataloader(self) -> list[RolloutBatch]:
-        return self.batches
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(self.batches, batch_size=None)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,30 @@
+"""The rows of a rollout as reward functions and teachers see them: text and columns."""
+
+from lit_rl.batch import RolloutBatch
+from lit_rl.data.chat import Chat
+from lit_rl.rewards.base import Sample
+
+
+def samples_of(rollout: RolloutBatch, chat: Chat, prompt_key: str) -> list[Sample]:
+    """One sample per row.
+
+    Args:
+        rollout: rows with completions.
+        chat: decodes them.
+        prompt_key: column of the prompt.
+    """
+    assert rollout.completion_ids is not None and rollout.completion_len is not None
+    assert rollout.finish_reason is not None
+    lengths = rollout.completion_len.tolist()
+    ids = [row[:n] for row, n in zip(rollout.completion_ids.tolist(), lengths, strict=True)]
+    columns = [{name: values[i] for name, values in rollout.columns.items()} for i in range(len(rollout))]
+    return [
+        Sample(
+            prompt=values.get(prompt_key),
+            completion=chat.decode(tokens),
+            completion_ids=tokens,
+            columns=values,
+            finish_reason=reason,
+        )
+        for tokens, values, reason in zip(ids, columns, rollout.finish_reason, strict=True)
+    ]
