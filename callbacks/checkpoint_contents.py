@@ -9,7 +9,6 @@ from typing import Any
 
 import lightning as L
 from lightning.fabric.plugins import TorchCheckpointIO
-from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
@@ -27,12 +26,12 @@ from lit_rl.errors import ConfigError
 RESUME_MODES = ("auto", "disable", "resume_path")
 
 
-class CheckpointContents(Checkpoint):
+class CheckpointContents(L.Callback):
     """Saves every `save_freq` steps and at the end of a run, in folders that are whole or not there.
 
-    A Lightning `Checkpoint`, so that it runs after every other callback and what they count is in the file.
-    It brings its own `FolderCheckpointIO`; `trainer.save_checkpoint(folder)` and `fit(ckpt_path=folder)` use
-    it too. Sources: verl `actor.checkpoint`, `trainer.save_freq`, `trainer.resume_mode`; Transformers
+    It moves behind every other callback, so that what they count in a step is in the file, and brings its own
+    `FolderCheckpointIO`: `trainer.save_checkpoint(folder)` and `fit(ckpt_path=folder)` use it too.
+    Sources: verl `actor.checkpoint`, `trainer.save_freq`, `trainer.resume_mode`; Transformers
     `save_total_limit`, `metric_for_best_model`, `enable_jit_checkpoint`.
 
     Args:
@@ -135,6 +134,8 @@ class CheckpointContents(Checkpoint):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Put the folder reader and writer in place, before anything is restored."""
+        others = [callback for callback in trainer.callbacks if callback is not self]  # type: ignore[attr-defined]
+        trainer.callbacks = [*others, self]  # type: ignore[attr-defined]
         current = trainer.strategy.checkpoint_io
         if type(current) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = current = FolderCheckpointIO()

@@ -151,12 +151,11 @@ def fake_part() -> type[FakePart]:
 
 @pytest.fixture
 def train(tmp_path) -> Callable[..., L.Trainer]:
-    """A function that trains a module for some steps with these callbacks; other arguments go to `Trainer`."""
+    """A function that trains a module for some steps with callbacks; other arguments go to `Trainer`."""
 
     def run(
         module: FakeRLModule, callbacks: list, steps: int = 3, ckpt_path: Any = None, **arguments: Any
     ) -> L.Trainer:
-        has_checkpoint = any(isinstance(callback, L.pytorch.callbacks.Checkpoint) for callback in callbacks)
         settings = {
             "max_steps": steps,
             "logger": False,
@@ -172,7 +171,7 @@ def train(tmp_path) -> Callable[..., L.Trainer]:
             check_val_every_n_epoch=None,
             log_every_n_steps=1,
             enable_model_summary=False,
-            enable_checkpointing=has_checkpoint,
+            enable_checkpointing=False,
             use_distributed_sampler=False,
             default_root_dir=tmp_path,
             callbacks=callbacks,
