@@ -19,7 +19,7 @@ from lit_rl.configuration.hydra_errors import as_config_error
 from lit_rl.configuration.tree import leaves, link
 
 FOREIGN = ("optim", "trainer")
-OVERLAYS = ("experiment", "debug")  # they set keys and have none of their own
+OVERLAYS = ("experiment", "debug", "preset", "preset@_global_")  # set keys, have none of their own
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,9 @@ def compose(source: Source, overrides: Sequence[str]) -> Composition:
             }
             raw, tree = _plain(config)
             base = _composed(source, _choices_alone(overrides, choices))
+            for key, value in leaves(OmegaConf.to_container(base, resolve=False)):
+                if value == "???" and not key.startswith("hydra."):  # it has no default
+                    OmegaConf.update(base, key, OmegaConf.select(config, key, throw_on_missing=True))
             base_raw, base_tree = _plain(base)
             group_defaults = _group_defaults(choices)
         except (HydraException, OmegaConfBaseException, OSError, ValueError) as error:
@@ -149,7 +152,7 @@ def _choices_alone(overrides: Sequence[str], choices: dict[str, str]) -> list[st
     hydra = GlobalHydra.instance().hydra
     assert hydra is not None
     loader = hydra.config_loader
-    kept = [f"{group}={choice}" for group, choice in choices.items() if group not in (*OVERLAYS, "preset")]
+    kept = [f"{group}={choice}" for group, choice in choices.items() if group not in OVERLAYS]
     for text in overrides:
         override = OverridesParser.create(config_loader=loader).parse_override(text)
         group = override.key_or_group

@@ -13,7 +13,8 @@ class Settings:
     Args:
         tree: the whole configuration; links stand as `${model}`.
         baseline: the tree of the same choices where nothing is set.
-        defaults: defaults by dotted key, the constructor's or, where that is not ours, the group file's; ABSENT where a constructor has none.
+        defaults: by dotted key, of the constructor, or of the group file where that is not ours; ABSENT
+            where there is none.
         choices: the chosen file of each group.
     """
 

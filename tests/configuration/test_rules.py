@@ -1,0 +1,204 @@
+"""Rules between keys: each breach is refused and names every key; nothing legal is refused."""
+
+import pytest
+
+CASES = [
+    ("data.train_batch_size=3 trainer=ddp", ["data.train_batch_size", "trainer.devices", "2 or 4"]),
+    (
+        "algo.batch.optimizer_batch_size=24",
+        ["algo.batch.optimizer_batch_size", "data.train_batch_size 16", "algo.num_generations 8", "16 or 32"],
+    ),
+    (
+        "algo.batch.optimizer_batch_size=16 algo.batch.micro_batch_size=64",
+        ["algo.batch.micro_batch_size", "16"],
+    ),
+    (
+        "algo.batch.micro_batch_size=null algo.batch.micro_batch_tokens=50",
+        [
+            "algo.batch.micro_batch_tokens",
+            "data.max_prompt_length",
+            "algo.sampling.max_completion_length",
+            "72",
+        ],
+    ),
+    (
+        "algo.policy_loss.loss_type=bnpo algo.batch.micro_batch_size=null algo.batch.micro_batch_tokens=500",
+        ["algo.policy_loss.loss_type", "algo.batch.micro_batch_tokens"],
+    ),
+    ("algo.batch.micro_batch_tokens=500", ["algo.batch.micro_batch_size", "algo.batch.micro_batch_tokens"]),
+    ("algo.num_generations=1", ["algo.num_generations", "algo.advantage.adv_estimator"]),
+    ("algo.sampling.temperature=0", ["algo.sampling.temperature"]),
+    ("rollout.val_kwargs.top_p=0.5", ["rollout.val_kwargs.top_p", "rollout.val_kwargs.temperature"]),
+    ("algo.sampling.guided_decoding_regex=a", ["algo.sampling.guided_decoding_regex", "rollout=hf"]),
+    (
+        "algo.sampling.ignore_eos=true algo.mask_truncated_completions=true",
+        ["algo.sampling.ignore_eos", "algo.mask_truncated_completions"],
+    ),
+    (
+        "algo.advantage.adv_estimator=none",
+        ["algo.advantage.adv_estimator", "algo.distillation.distillation_weight"],
+    ),
+    (
+        "algo.advantage.scale_rewards=none algo.advantage.std_epsilon=0.1",
+        ["algo.advantage.std_epsilon", "algo.advantage.scale_rewards"],
+    ),
+    ("algo.kl.beta=0 algo.kl.kl_loss_type=mse", ["algo.kl.kl_loss_type", "algo.kl.beta"]),
+    ("algo.kl.kl_loss_type=kl", ["algo.kl.kl_loss_type"]),
+    ("algo.kl.beta=0 callbacks=[default,reference_sync]", ["callbacks.reference_sync", "algo.kl.beta"]),
+    (
+        "model.lora.lora_rank=2 callbacks=[default,reference_sync]",
+        ["callbacks.reference_sync", "model.lora.lora_rank"],
+    ),
+    ("model.lora.lora_alpha=3", ["model.lora.lora_alpha", "model.lora.lora_rank"]),
+    (
+        "+model.gradient_checkpointing_kwargs.use_reentrant=true",
+        ["model.gradient_checkpointing_kwargs", "model.gradient_checkpointing"],
+    ),
+    ("+model.model_init_kwargs.dtype=float16", ["model.model_init_kwargs.dtype", "model.dtype"]),
+    ("model.attn_implementation=flash_attention_2", ["model.attn_implementation", "model.dtype"]),
+    ("trainer.precision=bf16-true", ["trainer.precision", "model.dtype"]),
+    ("trainer.devices=2", ["trainer.devices", "trainer=ddp"]),
+    ("trainer.strategy=fsdp", ["trainer.strategy", "trainer=ddp"]),
+    ("trainer.gradient_clip_val=1", ["trainer.gradient_clip_val", "algo.max_grad_norm"]),
+    ("trainer.max_epochs=3", ["trainer.max_epochs", "data.total_epochs"]),
+    ("+trainer.fast_dev_run=true", ["trainer.fast_dev_run", "debug=fast"]),
+    ("reward.reward_weights=[1,2]", ["reward.reward_weights"]),
+    (
+        "reward.custom_reward_function.name=mine",
+        ["reward.custom_reward_function.name", "reward.custom_reward_function.path"],
+    ),
+    (
+        "data.filter_overlong_prompts_workers=2",
+        ["data.filter_overlong_prompts_workers", "data.filter_overlong_prompts"],
+    ),
+    ("data.shuffle=false data.seed=3", ["data.seed", "data.shuffle"]),
+    ("data.loader.prefetch_factor=2", ["data.loader.prefetch_factor", "data.loader.num_workers"]),
+    ("data.max_prompt_length=null data.truncation=error", ["data.truncation", "data.max_prompt_length"]),
+    (
+        "checkpoint.resume_from_path=x",
+        ["checkpoint.resume_mode", "checkpoint.resume_from_path"],
+    ),
+    (
+        "checkpoint.save_contents=[model] checkpoint.load_contents=[optimizer]",
+        ["checkpoint.load_contents", "checkpoint.save_contents"],
+    ),
+    ("checkpoint.mode=min", ["checkpoint.mode", "checkpoint.monitor"]),
+    (
+        "checkpoint.monitor=val/accuracy trainer.limit_val_batches=0",
+        ["checkpoint.monitor", "trainer.limit_val_batches"],
+    ),
+    ("data.total_epochs=7", ["data.total_epochs", "trainer.max_steps"]),
+    (
+        "trainer.limit_val_batches=0 trainer.val_check_interval=5",
+        ["trainer.val_check_interval", "trainer.limit_val_batches"],
+    ),
+    (
+        "schedule.lr_warmup_steps=2 schedule.lr_warmup_steps_ratio=0.5",
+        ["schedule.lr_warmup_steps_ratio", "schedule.lr_warmup_steps"],
+    ),
+    ("schedule.min_lr=1e-7 schedule.min_lr_ratio=0.1", ["schedule.min_lr", "schedule.min_lr_ratio"]),
+    ("schedule.lr_warmup_steps=50", ["schedule.lr_warmup_steps", "trainer.max_steps"]),
+    ("schedule.lr_warmup_init=1e-7", ["schedule.lr_warmup_init", "schedule.lr_warmup_steps"]),
+    ("schedule.num_cycles=2", ["schedule.num_cycles", "schedule.lr_scheduler_type"]),
+    (
+        "schedule.lr_scheduler_type=constant schedule.lr_decay_steps=3",
+        ["schedule.lr_decay_steps", "schedule.lr_scheduler_type"],
+    ),
+    (
+        "schedule.lr_wsd_decay_style=cosine",
+        ["schedule.lr_wsd_decay_style", "schedule.lr_scheduler_type"],
+    ),
+    ("schedule.end_weight_decay=0.1", ["schedule.end_weight_decay", "schedule.weight_decay_incr_style"]),
+]
+SDPO_CASES = [
+    ("algo.kl.beta=0.1", ["algo.kl.beta", "algo.distillation.distillation_weight"]),
+    ("algo.policy_loss.epsilon=0.1", ["algo.policy_loss.epsilon", "distillation_weight"]),
+    (
+        "algo.distillation.distillation_weight=0 algo.teacher.teacher_model_kind=live",
+        ["algo.teacher.teacher_model_kind", "algo.distillation.distillation_weight"],
+    ),
+    (
+        "algo.distillation.distillation_weight=0.5 algo.num_generations=1",
+        ["algo.num_generations", "algo.advantage.adv_estimator"],
+    ),
+    (
+        "algo.distillation.distillation_alpha=0.5",
+        ["algo.distillation.distillation_alpha", "algo.distillation.distillation_mode"],
+    ),
+    (
+        "algo.distillation.distillation_topk=5",
+        ["algo.distillation.distillation_topk", "algo.distillation.distillation_mode"],
+    ),
+    (
+        "algo.teacher.teacher_model_kind=base algo.teacher.teacher_update_rate=0.1",
+        ["algo.teacher.teacher_update_rate", "algo.teacher.teacher_model_kind"],
+    ),
+    ("algo.teacher.teacher_update_rate=1.5", ["algo.teacher.teacher_update_rate", "1.5"]),
+    (
+        "algo.reprompt.use_successful_as_teacher=false",
+        ["algo.reprompt.use_successful_as_teacher", "algo.reprompt.include_environment_feedback"],
+    ),
+    (
+        "algo.reprompt.environment_feedback_only_without_solution=true",
+        ["environment_feedback_only_without_solution", "algo.reprompt.include_environment_feedback"],
+    ),
+    (
+        "algo.reprompt.use_successful_as_teacher=false algo.reprompt.include_environment_feedback=true "
+        "algo.reprompt.demonstration=random",
+        ["algo.reprompt.demonstration", "algo.reprompt.use_successful_as_teacher"],
+    ),
+    (
+        "algo.reprompt.feedback_template={feedback_raw}!",
+        ["algo.reprompt.feedback_template", "algo.reprompt.include_environment_feedback"],
+    ),
+    ("algo.reprompt.max_reprompt_len=32", ["algo.reprompt.max_reprompt_len", "data.max_prompt_length"]),
+    (
+        "data.remove_unused_columns=true algo.reprompt.include_environment_feedback=true",
+        ["data.remove_unused_columns", "algo.reprompt.include_environment_feedback"],
+    ),
+]
+
+
+@pytest.mark.field("cfg/1")
+@pytest.mark.field("cfg/2")
+@pytest.mark.field("num/4")
+@pytest.mark.field("num/10")
+@pytest.mark.parametrize(
+    ("line", "parts"), [(f"algo=grpo {line}", parts) for line, parts in CASES]
+    + [(f"algo=sdpo {line}", parts) for line, parts in SDPO_CASES],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_a_breach_is_refused_and_names_every_key(refusal, line: str, parts: list[str]) -> None:
+    message = refusal(line)
+    for part in parts:
+        assert part in message
+    assert len(message.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "algo=grpo",
+        "algo=sdpo",
+        "algo=grpo debug=fast",
+        "algo=sdpo debug=overfit",
+        "algo=grpo debug=anomaly",
+        "algo=grpo seed=7",
+        "algo=grpo algo.kl.beta=0",
+        "algo=grpo trainer=ddp",
+        "algo=grpo callbacks=[default,reference_sync] callbacks.reference_sync.ref_model_sync_steps=5",
+        "algo=grpo trainer.limit_val_batches=0",
+        "algo=grpo trainer.max_steps=-1 data.total_epochs=2",
+        "algo=grpo checkpoint.monitor=val/accuracy checkpoint.mode=min",
+        "algo=grpo schedule.lr_scheduler_type=cosine schedule.num_cycles=2 schedule.lr_warmup_steps=3",
+        "algo=grpo algo.batch.optimizer_batch_size=32 algo.batch.micro_batch_size=4",
+        "algo=grpo data.train_batch_size=2 algo.num_generations=2",
+        "algo=sdpo algo.distillation.distillation_weight=0.5 algo.kl.beta=0.1 algo.policy_loss.epsilon=0.1",
+        "algo=sdpo algo.distillation.distillation_mode=topk_logits algo.distillation.distillation_topk=5 "
+        "algo.distillation.distillation_add_tail=true algo.distillation.distillation_alpha=0.5",
+        "algo=sdpo algo.distillation.distillation_weight=0",
+        "algo=sft data=chat_sft data.train_files=x.parquet",
+    ],
+)
+def test_a_legal_combination_is_not_refused(job, line: str) -> None:
+    job(line)
