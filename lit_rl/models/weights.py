@@ -137,15 +137,7 @@ def dense_copy(policy: nn.Module) -> Any:
 def shared_copy(policy: nn.Module) -> Any:
     """A copy with adapters as they are, in eval mode, that shares every frozen parameter with the policy."""
     frozen = {id(p): p for p in policy.parameters() if not p.requires_grad}
-    gradients = {p: p.grad for p in policy.parameters() if p.grad is not None}
-    for parameter in gradients:
-        parameter.grad = None
-    try:
-        twin = copy.deepcopy(policy, frozen)
-    finally:
-        for parameter, gradient in gradients.items():
-            parameter.grad = gradient
-    return twin.requires_grad_(False).eval()
+    return copy.deepcopy(policy, frozen).requires_grad_(False).eval()
 
 
 def _own_parameters(policy: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

@@ -110,7 +110,9 @@ def test_external_packages_are_imported_first(tmp_path, monkeypatch, folder):
 
 
 @pytest.mark.field("sec/2")
-def test_code_that_comes_with_a_model_runs_only_when_asked_for(tmp_path):
+def test_code_that_comes_with_a_model_runs_only_when_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
     marker = tmp_path / "code_ran"
     model = tmp_path / "model"
     model.mkdir()
@@ -127,6 +129,9 @@ def test_code_that_comes_with_a_model_runs_only_when_asked_for(tmp_path):
     with pytest.raises(ConfigError, match=r"model\.trust_remote_code must be true"):
         load_policy(str(model))
     assert not marker.exists()
+    with pytest.raises(ConfigError, match=r"cannot be loaded"):  # the folder has no weights
+        load_policy(str(model), trust_remote_code=True)
+    assert marker.exists()
 
 
 @pytest.mark.field("gen/2")
