@@ -94,7 +94,7 @@ def _scaled(centred: Tensor, rewards: Tensor, *, scale: str, std_epsilon: float)
 def rloo(rewards: Tensor, *, scale: str = "none", std_epsilon: float = 1e-6) -> Tensor:
     """Leave-one-out: the reward less the mean of the other completions, `G / (G - 1) * (r - mean)`.
 
-    Source: Back to Basics, arXiv 2402.14740, eq. 8. Scaled by the group's standard deviation it stays within
+    Source: Back to Basics, arXiv 2402.14740. Scaled by the group's standard deviation it stays within
     +-sqrt(G), since the deviation includes the completion itself.
 
     Args:
@@ -110,7 +110,7 @@ def rloo(rewards: Tensor, *, scale: str = "none", std_epsilon: float = 1e-6) -> 
 def opo(rewards: Tensor, lengths: Tensor) -> Tensor:
     """Reward less the group's mean weighted by length, the baseline of least variance on-policy.
 
-    Source: OPO, arXiv 2505.23585, eq. 8.
+    Source: OPO, arXiv 2505.23585.
 
     Args:
         rewards: (P, G) float, NaN = not known.
@@ -129,7 +129,7 @@ def opo(rewards: Tensor, lengths: Tensor) -> Tensor:
 def gpg(rewards: Tensor, *, f_norm: float = 1.0) -> Tensor:
     """Centred reward times `completions / completions of non-zero reward`, over f_norm.
 
-    Source: GPG, arXiv 2504.02546, eq. 6.
+    Source: GPG, arXiv 2504.02546.
 
     Args:
         rewards: (P, G) float, NaN = not known.
@@ -143,7 +143,7 @@ def gpg(rewards: Tensor, *, f_norm: float = 1.0) -> Tensor:
 def grpo_passk(rewards: Tensor, *, scale: str = "group", std_epsilon: float = 1e-6) -> Tensor:
     """Pass@k: only the best completion of a group gets credit, its margin over the second best.
 
-    Source: arXiv 2503.19595, section 3.
+    Source: arXiv 2503.19595.
 
     Args:
         rewards: (P, G) float, G >= 2, NaN = not known. At a tie for the best all get 0.
@@ -241,7 +241,7 @@ def reinforce_plus_plus(
     """Discounted returns, centred and scaled to variance 1 over all counted tokens given.
 
     Give it the rows of the whole batch over all ranks: nothing is normalised per prompt.
-    Source: REINFORCE++, arXiv 2501.03262, section 3; that returns start anew at gaps is verl's reading.
+    Source: REINFORCE++, arXiv 2501.03262; that returns start anew at gaps is verl's reading.
 
     Args:
         token_rewards: (B, T) float, KL already subtracted where wanted.
@@ -260,7 +260,7 @@ def reinforce_plus_plus(
 def reinforce_plus_plus_baseline(rewards: Tensor, mask: Tensor, *, scale: bool = True) -> Tensor:
     """Reward less the mean of its group, on each token, whitened over all counted tokens given.
 
-    Source: REINFORCE++, arXiv 2501.03262, section 3 (the variant with a group baseline).
+    Source: REINFORCE++, arXiv 2501.03262 (the variant with a group baseline).
 
     Args:
         rewards: (P, G) float, NaN = not known.

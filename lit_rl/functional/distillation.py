@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from lit_rl.functional.logps import Head, logits, over_chunks, tempered
+from lit_rl.functional.logps import Head, at_targets, logits, over_chunks, tempered
 from lit_rl.functional.precision import promoted
 
 LOG_RATIO_BOUND = 20.0
@@ -198,7 +198,7 @@ def chunked_divergence_and_logps(
             gap = divergence(student, teacher, alpha=alpha)
         else:
             gap = topk_divergence(student, teacher, topk=topk, alpha=alpha, add_tail=add_tail)
-        return gap, student.gather(-1, targets_chunk.unsqueeze(-1)).squeeze(-1)
+        return gap, at_targets(student, targets_chunk)
 
     rows = (student_hidden, teacher_hidden.detach(), targets)
     gap, logps = over_chunks(of_chunk, rows, chunk_tokens=chunk_tokens)

@@ -12,7 +12,7 @@ def lerp_(averages: Iterable[Tensor], sources: Iterable[Tensor], rate: float) ->
 
     Computed in float32 or better. Keep the averages themselves in float32: near its aim a step is below half
     the spacing of bfloat16 numbers, so an average stored in bfloat16 never arrives.
-    Sources: mean teacher, arXiv 1703.01780; TR-DPO, arXiv 2404.09656, eq. 6.
+    Sources: mean teacher, arXiv 1703.01780; TR-DPO, arXiv 2404.09656.
 
     Args:
         averages: tensors that are written.

@@ -53,7 +53,7 @@ def tempered(scores: Tensor, temperature: float) -> Tensor:
 
 
 def logps_of_logits(scores: Tensor, targets: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """Log-probability of each target, `z[y] - logsumexp(z)` with `z = scores / temperature`.
+    """Log-probability of each target, `log_softmax(scores / temperature)` at it.
 
     Args:
         scores: (..., V) logits.
@@ -63,15 +63,22 @@ def logps_of_logits(scores: Tensor, targets: Tensor, *, temperature: float = 1.0
     Returns:
         (...) float32 or better.
     """
-    scores = tempered(scores, temperature)
-    chosen = scores.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-    return chosen - scores.logsumexp(-1)
+    return at_targets(tempered(scores, temperature).log_softmax(-1), targets)
 
 
 def entropy_of_logits(scores: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """Entropy in nats, `logsumexp(z) - sum_v p_v z_v`. Shapes as in `logps_of_logits`."""
-    scores = tempered(scores, temperature)
-    return scores.logsumexp(-1) - (scores.softmax(-1) * scores).sum(-1)
+    """Entropy in nats. Shapes as in `logps_of_logits`."""
+    return entropy_of_logps(tempered(scores, temperature).log_softmax(-1))
+
+
+def at_targets(logps: Tensor, targets: Tensor) -> Tensor:
+    """(...) the entries of (..., V) at the ids (...)."""
+    return logps.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+
+
+def entropy_of_logps(logps: Tensor) -> Tensor:
+    """(...) entropy in nats of log-probabilities (..., V), `-sum_v p_v log p_v`."""
+    return -(logps.exp() * logps).sum(-1)
 
 
 def token_logps(
@@ -100,9 +107,9 @@ def token_logps(
     """
 
     def of_chunk(hidden_chunk: Tensor, targets_chunk: Tensor) -> tuple[Tensor, ...]:
-        scores = tempered(logits(hidden_chunk, head), temperature)
-        logps = logps_of_logits(scores, targets_chunk)
-        return (logps, entropy_of_logits(scores)) if with_entropy else (logps,)
+        every = tempered(logits(hidden_chunk, head), temperature).log_softmax(-1)  # (chunk, V)
+        logps = at_targets(every, targets_chunk)
+        return (logps, entropy_of_logps(every)) if with_entropy else (logps,)
 
     results = over_chunks(of_chunk, (hidden, targets), chunk_tokens=chunk_tokens)
     return results[0], results[1] if with_entropy else None

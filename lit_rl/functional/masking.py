@@ -110,7 +110,7 @@ def aggregate(per_token: Tensor, mask: Tensor, *, mode: str, totals: Totals) -> 
     of the whole, and so do their gradients. Across W ranks the sum is wanted and DDP averages, so the caller
     multiplies by W. With `m` the mask, `x` the loss per token and sums over the rows given:
 
-        token_mean                sum m x / tokens                            DAPO, arXiv 2503.14476, eq. 8
+        token_mean                sum m x / tokens                            DAPO, arXiv 2503.14476
         seq_mean_token_mean       sum_rows (sum_t m x / sum_t m) / rows       GRPO, arXiv 2402.03300, eq. 3
         seq_mean_token_sum        sum m x / rows
         seq_mean_token_sum_norm   sum m x / (rows * max_completion_length)    Dr. GRPO, arXiv 2503.20783

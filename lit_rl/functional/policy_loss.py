@@ -65,7 +65,7 @@ def clipped_surrogate(
     """PPO's clipped loss, `-min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A)`.
 
     Sources: PPO, arXiv 1707.06347, eq. 7; separate upper bound: DAPO, arXiv 2503.14476; dual clip (the loss
-    at negative advantages is at most `-dual_clip * A`): arXiv 1912.09729, eq. 5; cap of the unclipped ratio
+    at negative advantages is at most `-dual_clip * A`): arXiv 1912.09729; cap of the unclipped ratio
     at either sign: INTELLECT-2, arXiv 2505.07291.
 
     Args:
@@ -115,7 +115,7 @@ def sequence_log_ratio_at_tokens(
     """The sequence-level log-ratio at every token, each with the gradient of its own log-probability.
 
     For weights or advantages that differ between the tokens of a row; with equal ones and a mean per row the
-    gradient is that of the sequence level. Source: GSPO-token, arXiv 2507.18071, eq. 14.
+    gradient is that of the sequence level. Source: GSPO-token, arXiv 2507.18071.
 
     Args:
         logps, old_logps, mask, bound: as in `log_ratio`.
@@ -132,7 +132,7 @@ def sequence_log_ratio_at_tokens(
 def cispo(log_ratio: Tensor, logps: Tensor, advantages: Tensor, *, low: float, high: float) -> Tensor:
     """CISPO: the clipped ratio is a weight without gradient, `-clip(r, low, high).detach() A logp`.
 
-    Every token keeps a gradient. Source: MiniMax-M1, arXiv 2506.13585, eq. 4.
+    Every token keeps a gradient. Source: MiniMax-M1, arXiv 2506.13585.
 
     Args:
         log_ratio: (B, T) or (B, 1).
@@ -149,7 +149,7 @@ def cispo(log_ratio: Tensor, logps: Tensor, advantages: Tensor, *, low: float, h
 
 
 def gpg_loss(logps: Tensor, advantages: Tensor) -> Tensor:
-    """The plain policy gradient, `-A logp`, without a ratio. Source: GPG, arXiv 2504.02546, eq. 5.
+    """The plain policy gradient, `-A logp`, without a ratio. Source: GPG, arXiv 2504.02546.
 
     Args:
         logps: (B, T) now.
@@ -164,7 +164,7 @@ def gpg_loss(logps: Tensor, advantages: Tensor) -> Tensor:
 def sapo(log_ratio: Tensor, advantages: Tensor, *, tau_pos: float = 1.0, tau_neg: float = 1.05) -> Tensor:
     """SAPO: a soft gate in place of the clip, `-(4 / tau) sigmoid(tau (r - 1)) A`.
 
-    Source: Soft Adaptive Policy Optimization, arXiv 2511.20347, eq. 5.
+    Source: Soft Adaptive Policy Optimization, arXiv 2511.20347.
 
     Args:
         log_ratio: (B, T) or (B, 1).
@@ -190,7 +190,7 @@ def geo_mean(
 ) -> Tensor:
     """GMPO: geometric mean of the row's token ratios, each clipped in log space at -epsilon and epsilon_high.
 
-    Source: Geometric-Mean Policy Optimization, arXiv 2507.20673, eq. 4.
+    Source: Geometric-Mean Policy Optimization, arXiv 2507.20673.
 
     Args:
         log_ratio: (B, T).
@@ -213,7 +213,7 @@ def geo_mean(
 def token_covariance(logps: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
     """(B, T) each token's part of the covariance of advantage and log-probability over the tokens given.
 
-    Large values are the tokens that make the entropy fall. Source: arXiv 2505.22617, eq. 10.
+    Large values are the tokens that make the entropy fall. Source: arXiv 2505.22617.
 
     Args:
         logps: (B, T) now; no gradient passes.
@@ -239,7 +239,7 @@ def clip_cov(
 ) -> Tensor:
     """Clip-Cov: the clipped surrogate, with some tokens of large covariance taken out of the gradient.
 
-    Source: The Entropy Mechanism of RL for Reasoning LMs, arXiv 2505.22617, eq. 11 and 12.
+    Source: The Entropy Mechanism of RL for Reasoning LMs, arXiv 2505.22617.
 
     Args:
         log_ratio: (B, T).
@@ -276,7 +276,7 @@ def kl_cov(
 ) -> Tensor:
     """KL-Cov: the unclipped surrogate, with a penalty `kl_coef |log r|` on the tokens of largest covariance.
 
-    Source: arXiv 2505.22617, eq. 13.
+    Source: arXiv 2505.22617.
 
     Args:
         log_ratio: (B, T).
@@ -308,7 +308,7 @@ def value_loss(
 ) -> Tensor:
     """Squared error of the critic, the larger of the plain and the clipped one, with the factor 1/2.
 
-    Source: PPO's reference implementation; arXiv 2006.05990, section 3.6.
+    Source: PPO's reference implementation; arXiv 2006.05990.
 
     Args:
         values: (B, T) now.

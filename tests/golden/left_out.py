@@ -142,8 +142,8 @@ CASES = [
     CaseRule(
         "sdpo_loss_official",
         lambda case: "raises" in case["expected"],
-        "The peer refuses a missing old log-probability, a ratio of 1 here, and another alpha with the sampled "
-        "token, which the configuration refuses.",
+        "The peer refuses a missing old log-probability, a ratio of 1 here, and another alpha with the "
+        "sampled token, which the configuration refuses.",
     ),
     CaseRule(
         "sdpo_loss_official",
@@ -176,7 +176,7 @@ KEYS = [
     KeyRule("rollout_correction_slime", "per_token_metrics", "Diagnostics of the peer that are not offered."),
     KeyRule("rollout_correction_trl", "metrics", "Diagnostics of the peer over its own padding convention."),
 ]
-"""Values left out. Names inside `metrics` that an adapter does not return are skipped: they are the peers'."""
+"""Values left out. Names in `metrics` that an adapter does not return are skipped: they are the peers'."""
 
 
 def case_reason(kind: str, case: Case) -> str | None:
