@@ -102,6 +102,14 @@ def test_a_folder_that_holds_no_model_is_an_error_with_its_key(tmp_path):
         load_policy(str(tmp_path))
 
 
+def test_a_hub_id_that_is_not_cached_and_cannot_be_fetched_is_an_error(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        ConfigError, match=r"model\.path 'lit-rl/no-such-model' is neither .* cannot be fetched"
+    ):
+        load_policy("lit-rl/no-such-model")
+
+
 def test_external_packages_are_imported_first(tmp_path, monkeypatch, folder):
     (tmp_path / "a_package_to_import_first.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
