@@ -19,7 +19,7 @@ CONF = Path(__file__).parent / "conf"
 def run(job: Job) -> dict[str, float]:
     """Build the parts, the cheap ones first and the model last, do the task, return the last metrics."""
     from lit_rl import tasks
-    from lit_rl.configuration.build import built, built_all
+    from lit_rl.configuration.build import built, built_all, built_trainer
     from lit_rl.configuration.launched import process_rank
     from lit_rl.configuration.plan import plan
 
@@ -32,7 +32,7 @@ def run(job: Job) -> dict[str, float]:
     )
     datamodule = built(tree["data"])
     reward = {"reward": built(tree["reward"])} if "reward" in tree["algo"] else {}
-    trainer = built(
+    trainer = built_trainer(
         tree["trainer"],
         callbacks=built_all(tree["callbacks"]),
         logger=built_all(tree["logger"]),

@@ -102,7 +102,8 @@ class RolloutBatch:
                 return {name: pick(column) for name, column in value.items()}
             return value
 
-        return replace(self, **{f.name: pick(getattr(self, f.name)) for f in fields(self)})
+        picked: dict[str, Any] = {f.name: pick(getattr(self, f.name)) for f in fields(self)}
+        return replace(self, **picked)
 
     def repeat(self, num_generations: int) -> "RolloutBatch":
         """Each row G times, adjacent: P prompts become P * G rows."""
@@ -113,6 +114,11 @@ class RolloutBatch:
         """Tensors on the device, everything else shared."""
         moved: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(self, **{k: v.to(device) if isinstance(v, Tensor) else v for k, v in moved.items()})
+
+    def pin_memory(self) -> "RolloutBatch":
+        """Tensors in pinned memory, everything else shared; torch's loader calls it."""
+        pinned: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{k: v.pin_memory() if isinstance(v, Tensor) else v for k, v in pinned.items()})
 
 
 def length_mask(lengths: Tensor, width: int) -> Tensor:

@@ -245,7 +245,7 @@ class RLModule(L.LightningModule):
         return rows
 
     def backward_locally(self, loss: Tensor) -> Tensor:
-        """Add to the gradients of this rank and return the loss; `update_policy` brings the ranks together."""
+        """Add to the gradients of this rank; returns the loss. `update_policy` brings the ranks together."""
         wrapper = self.trainer.model
         no_sync = wrapper.no_sync() if isinstance(wrapper, DistributedDataParallel) else nullcontext()
         with no_sync:

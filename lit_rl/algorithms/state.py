@@ -42,8 +42,8 @@ def take_state(module: RLModule, checkpoint: dict[str, Any]) -> None:
     saved = checkpoint["lit_rl"]
     if saved["algorithm"] != type(module).__name__:
         raise DataError(
-            f"The checkpoint was written by {saved['algorithm']}, this run is {type(module).__name__}; resume "
-            f"with the same algo, or start afresh with checkpoint.resume_mode=disable."
+            f"The checkpoint was written by {saved['algorithm']}, this run is {type(module).__name__}; "
+            f"resume with the same algo, or start afresh with checkpoint.resume_mode=disable."
         )
     own = module.state_dict()
     if checkpoint["state_dict"]:
