@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +42,7 @@ class NextToken:
         """Begin with nothing read, for at most so many tokens per row; the cache is freed at the end."""
         config = self._model.config.get_text_config(decoder=True)  # type: ignore[operator, union-attr]
         self._cache = decoding_cache(config, self._implementation, max_length)
+        self._mask_width = max_length if self._implementation == "static" else 0
         try:
             yield
         finally:
@@ -54,9 +56,22 @@ class NextToken:
             positions: (B, n) long.
             mask: (B, tokens read before + n) bool, false at padding.
         """
-        inputs = {"position_ids": positions} if self._takes_positions else {}
-        inputs[self._cache_name] = self._cache  # type: ignore[assignment]
-        return self._model(input_ids=ids, attention_mask=mask, **inputs, **self._fixed).logits[:, -1]
+        inputs: dict[str, Any] = {self._cache_name: self._cache}
+        if self._takes_positions:
+            inputs["position_ids"] = positions
+        return self._model(
+            input_ids=ids, attention_mask=self._fitting(mask, ids.shape[1]), **inputs, **self._fixed
+        ).logits[:, -1]
+
+    def _fitting(self, mask: Tensor, new: int) -> Tensor | None:
+        """The mask in the width that the kind of model wants."""
+        is_linear = self._cache.is_linear
+        if all(is_linear):  # state-space models: padding matters only where it is read
+            return mask if mask.shape[1] == new else None
+        if self._mask_width and not self._takes_positions and not any(is_linear):
+            # Positions come from the mask (ALiBi), which must then be as wide as the keys of a static cache.
+            return nn.functional.pad(mask, (0, self._mask_width - mask.shape[1]))
+        return mask
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these rows of the cache, in this order; a row may come several times."""
