@@ -134,8 +134,8 @@ class CheckpointContents(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Put the folder reader and writer in place, before anything is restored."""
-        others = [callback for callback in trainer.callbacks if callback is not self]  # type: ignore[attr-defined]
-        trainer.callbacks = [*others, self]  # type: ignore[attr-defined]
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        trainer.callbacks = [*(c for c in callbacks if c is not self), self]  # type: ignore[attr-defined]
         current = trainer.strategy.checkpoint_io
         if type(current) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = current = FolderCheckpointIO()

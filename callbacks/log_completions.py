@@ -27,11 +27,11 @@ class LogCompletions(RLCallback):
     """The first rows of a step: as JSON lines in `completions.jsonl`, as text in TensorBoard, and as a table
     on the console where it is wide enough, ten times a run.
 
-    Validation rows go to `completions_val.jsonl`. A line has step, prompt_row, generation, prompt, completion,
-    rewards by function, reward, advantage, length, finish_reason and feedback; a number that is not there is
-    null. Rows of all ranks, each once. A resumed run takes out the lines of steps that it makes again; a fresh
-    run in a used folder keeps the old file under another name. Source: TRL `log_completions`, verl
-    `trainer.log_val_generations`.
+    Validation rows go to `completions_val.jsonl`. A line has step, prompt_row, generation, prompt,
+    completion, rewards by function, reward, advantage, length, finish_reason and feedback; a number that is
+    not there is null. Rows of all ranks, each once. A resumed run takes out the lines of steps that it makes
+    again; a fresh run in a used folder keeps the old file under another name. Source: TRL `log_completions`,
+    verl `trainer.log_val_generations`.
 
     Args:
         run_dir: where the files go.

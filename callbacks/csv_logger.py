@@ -1,0 +1,51 @@
+"""RunCSVLogger: metrics of a run in one CSV file, also when it is resumed."""
+
+import csv
+import os
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers.logger import rank_zero_experiment
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+
+class RunCSVLogger(CSVLogger):
+    """Lightning's CSV logger, which deletes the file it finds, made to go on with it.
+
+    Rows of steps that a resumed run makes again give way to the new ones, so that each step is there once.
+    The file as it was stays as `metrics.1.csv`, also when a run starts at step 0 in a used folder.
+
+    Args:
+        root_dir: folder of the run.
+        name: folder in it; the file is `metrics.csv`.
+        flush_logs_every_n_steps: steps between two writes.
+    """
+
+    def __init__(self, root_dir: str, name: str = "csv", flush_logs_every_n_steps: int = 1) -> None:
+        super().__init__(root_dir, name=name, version="", flush_logs_every_n_steps=flush_logs_every_n_steps)
+        self._earlier: list[dict[str, Any]] = []
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> Any:
+        """The writer; made when the first row comes."""
+        if self._experiment is None:
+            file = Path(self.log_dir) / "metrics.csv"
+            if file.exists():
+                with file.open(newline="") as rows:
+                    self._earlier = list(csv.DictReader(rows))
+                number = next(n for n in range(1, 1_000_000) if not file.with_suffix(f".{n}.csv").exists())
+                os.rename(file, file.with_suffix(f".{number}.csv"))
+        return super().experiment
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        writer = self.experiment
+        if self._earlier and step is not None:
+            kept = [row for row in self._earlier if int(row["step"]) < step]
+            for row in kept:
+                values = {name: float(v) for name, v in row.items() if v != "" and name != "step"}
+                writer.log_metrics(values, int(row["step"]))
+            self._earlier = []
+        super().log_metrics(metrics, step)
