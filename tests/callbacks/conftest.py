@@ -2,16 +2,20 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
 from torch import Tensor, nn
 
 from lit_rl.batch import RolloutBatch
 from lit_rl.hooks import emit
 from lit_rl.timing import Clock
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
 
 METRICS = {
     "train/loss": 0.5,
@@ -183,3 +187,14 @@ def train(tmp_path) -> Callable[..., L.Trainer]:
         return trainer
 
     return run
+
+
+@pytest.fixture
+def composed():
+    """A function that composes groups of conf/ without the rest of the configuration."""
+
+    def compose_groups(*overrides: str):
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            return compose(overrides=["+run_dir=run", "+rollout={}", *overrides])
+
+    return compose_groups
