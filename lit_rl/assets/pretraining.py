@@ -20,9 +20,9 @@ from lit_rl.objectives.reprompt import Reprompt
 from lit_rl.rewards.arithmetic import feedback
 from lit_rl.seeding import derived_seed
 
-STEPS, PLAIN_ROWS, CONTEXT_ROWS = 2000, 96, 48
+STEPS, PLAIN_ROWS, CONTEXT_ROWS = 1500, 96, 48
 ROWS_PER_STEP = PLAIN_ROWS + CONTEXT_ROWS
-CLEAN_SHARE = 0.4
+CLEAN_SHARE = 0.5
 SKILL_SHARES = {"add": 0.375, "sub": 0.375, "hard": 0.25}
 SLIP_RATES = {"add": 0.70, "sub": 0.75, "hard": 0.985}
 CONTEXT_SHARES = {"solution": 0.37, "feedback": 0.33, "both": 0.16, "neither": 0.14}
