@@ -11,7 +11,7 @@ import hydra
 from omegaconf import DictConfig
 
 from lit_rl.configuration.job import Job
-from lit_rl.configuration.launch import current_job, launch
+from lit_rl.configuration.launch import launch, run_current
 
 CONF = Path(__file__).parent / "conf"
 
@@ -61,7 +61,7 @@ def run(job: Job) -> dict[str, float]:
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
 def main(config: DictConfig) -> None:
     """What Hydra calls for each job."""
-    run(current_job(CONF))
+    run_current(run, CONF)
 
 
 if __name__ == "__main__":

@@ -47,6 +47,23 @@ def launch(main: Callable[[], Any], conf: Path) -> int:
     return 0
 
 
+def run_current(run: Callable[[Job], Any], conf: Path) -> Any:
+    """Run Hydra's current job; a user's error is printed here, before Hydra adds its own lines to it.
+
+    Args:
+        run: what to do with the job.
+        conf: the folder of yaml files.
+    """
+    try:
+        return run(current_job(conf))
+    except Exception as error:
+        mistake = user_error(error)
+        if mistake is None:
+            raise
+        print_user_error(mistake, full_trace=_wants_trace(sys.argv[1:]))
+        raise SystemExit(USER_ERROR) from None
+
+
 def check_command_line(conf: Path) -> None:
     """Check the job, or every job of a sweep, before Hydra starts. Writes nothing.
 

@@ -76,9 +76,11 @@ def _run(settings: Settings, rows: int, total_steps: int) -> list[str]:
 
 def _algorithm(settings: Settings) -> str:
     name = settings["algo._target_"].rsplit(".", 1)[-1]
-    limit = settings.get("algo.sampling.max_completion_length")
-    detail = f", at most {limit} tokens per completion at temperature {settings['algo.sampling.temperature']}"
-    return name + (detail if limit is not None else "")
+    if "algo.sampling" not in settings:
+        return name
+    sampling = settings["algo.sampling"]
+    limit, temperature = sampling["max_completion_length"], sampling["temperature"]
+    return f"{name}, at most {limit} tokens per completion at temperature {temperature}"
 
 
 def _model(settings: Settings) -> str:

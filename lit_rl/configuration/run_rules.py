@@ -3,6 +3,9 @@
 from lit_rl.configuration.settings import Settings
 
 
+CONTENTS = ("model", "optimizer", "extra")
+
+
 def resuming(settings: Settings) -> str | None:
     """Rule 38."""
     mode, path = settings.get("checkpoint.resume_mode", "auto"), settings.get("checkpoint.resume_from_path")
@@ -11,8 +14,8 @@ def resuming(settings: Settings) -> str | None:
             f"checkpoint.resume_mode=resume_path (found {mode!r}) and checkpoint.resume_from_path "
             f"(found {path!r}) come together."
         )
-    saved, loaded = settings.get("checkpoint.save_contents", []), settings.get("checkpoint.load_contents", [])
-    surplus = [part for part in loaded if part not in saved or part == "hf_model"]
+    saved, loaded = settings.get("checkpoint.save_contents"), settings.get("checkpoint.load_contents")
+    surplus = [part for part in loaded or [] if part not in (saved or CONTENTS) or part == "hf_model"]
     if surplus and settings.is_set("checkpoint.load_contents"):
         return (
             f"checkpoint.load_contents (found {loaded}) must lie within checkpoint.save_contents "

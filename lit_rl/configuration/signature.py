@@ -92,6 +92,10 @@ def signature(target: Callable[..., Any]) -> Signature:
         parameters = {**own, **parameters}
         if not is_open:
             break
+    receiver = RECEIVERS.get(f"{target.__module__}.{getattr(target, '__qualname__', '')}")
+    if receiver is not None:
+        own, is_open = _parameters(vars(resolved(receiver))["__init__"])
+        parameters = {**{name: p for name, p in own.items() if p.default is not ABSENT}, **parameters}
     return Signature(target, parameters, is_open)
 
 
@@ -101,9 +105,6 @@ def _constructors(target: Callable[..., Any]) -> list[Callable[..., Any]]:
     own = target.__module__.startswith("lit_rl.")
     owners = [cls for cls in target.__mro__ if "__init__" in vars(cls) and cls is not object]
     chain: list[Callable[..., Any]] = [vars(cls)["__init__"] for cls in (owners if own else owners[:1])]
-    receiver = RECEIVERS.get(f"{target.__module__}.{target.__qualname__}")
-    if receiver is not None:
-        chain.append(vars(resolved(receiver))["__init__"])
     if not chain:  # written in C, such as datetime.timedelta
         chain.append(target)
     return chain

@@ -148,7 +148,7 @@ SDPO_CASES = [
         ["algo.reprompt.demonstration", "algo.reprompt.use_successful_as_teacher"],
     ),
     (
-        "algo.reprompt.feedback_template={feedback_raw}!",
+        "algo.reprompt.feedback_template='{feedback_raw}!'",
         ["algo.reprompt.feedback_template", "algo.reprompt.include_environment_feedback"],
     ),
     ("algo.reprompt.max_reprompt_len=32", ["algo.reprompt.max_reprompt_len", "data.max_prompt_length"]),
@@ -200,5 +200,5 @@ def test_a_breach_is_refused_and_names_every_key(refusal, line: str, parts: list
         "algo=sft data=chat_sft data.train_files=x.parquet",
     ],
 )
-def test_a_legal_combination_is_not_refused(job, line: str) -> None:
-    job(line)
+def test_a_legal_combination_is_not_refused(accepted, line: str) -> None:
+    accepted(line)
