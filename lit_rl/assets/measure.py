@@ -75,21 +75,21 @@ def answers(
 def accuracies(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, dict[str, list[float]]]:
-    """Greedy and sampled accuracy by skill ("add", "sub", "val" for both, "hard") and by what the prompt
-    holds.
+    """Greedy and sampled accuracy by skill and by what the prompt holds.
 
-    Feedback is on the slip, so those columns are over the questions that have one.
+    Skills are "add", "sub", "hard" and, for the first two together, "val". Feedback is on the slip, so the
+    columns with feedback are over the questions that have one.
     """
     drawn = splits()
-    groups = {skill: [q for q in drawn["val"] if q.skill == skill] for skill in ("add", "sub")}
-    groups |= {"val": drawn["val"], "hard": drawn["hard"]}
-    table: dict[str, dict[str, list[float]]] = {}
-    for name, members in groups.items():
-        table[name] = {}
-        for kind, prompt in PROMPTS.items():
-            asked = [q for q in members if q.is_prone or kind not in ("feedback", "both")]
-            greedy, probability = answers(model, tokenizer, [(prompt(q), q.answer) for q in asked])
-            table[name][kind] = [round(float(x.float().mean()), 4) for x in (greedy, probability)]
+    table: dict[str, dict[str, list[float]]] = {name: {} for name in ("add", "sub", "val", "hard")}
+    for kind, prompt in PROMPTS.items():
+        asked = [q for q in drawn["val"] + drawn["hard"] if q.is_prone or kind not in ("feedback", "both")]
+        right = torch.stack(
+            [x.float() for x in answers(model, tokenizer, [(prompt(q), q.answer) for q in asked])]
+        )  # (2, N)
+        for name, row in table.items():
+            of_name = torch.tensor([q.skill == name or (name == "val" and q.skill != "hard") for q in asked])
+            row[kind] = [round(value, 4) for value in right[:, of_name].mean(1).tolist()]
     return table
 
 
