@@ -77,16 +77,15 @@ def compose(source: Source, overrides: Sequence[str]) -> Composition:
     with source.opened():
         try:
             config = _composed(source, overrides)
+            chosen: Any = OmegaConf.to_container(config.hydra.runtime.choices)
             choices = {
                 str(group): choice
-                for group, choice in OmegaConf.to_container(config.hydra.runtime.choices).items()  # type: ignore[union-attr]
+                for group, choice in chosen.items()
                 if not str(group).startswith("hydra/") and isinstance(choice, str)
             }
             raw, tree = _plain(config)
             base = _composed(source, _choices_alone(overrides, choices))
-            for key, value in leaves(OmegaConf.to_container(base, resolve=False)):
-                if value == "???" and not key.startswith("hydra."):  # it has no default
-                    OmegaConf.update(base, key, OmegaConf.select(config, key, throw_on_missing=True))
+            _fill_missing(base, config)
             base_raw, base_tree = _plain(base)
             group_defaults = _group_defaults(choices)
         except (HydraException, OmegaConfBaseException, OSError, ValueError) as error:
@@ -121,9 +120,18 @@ def _composed(source: Source, overrides: Sequence[str]) -> DictConfig:
 def _group_defaults(choices: dict[str, str]) -> dict[str, Any]:
     defaults: dict[str, Any] = {}
     for group in FOREIGN:
-        alone: Any = OmegaConf.to_container(hydra_compose(f"{group}/{choices[group]}"), resolve=False)
-        defaults.update(leaves(alone))
+        alone = hydra_compose(f"{group}/{choices[group]}")
+        plain: Any = OmegaConf.to_container(alone, resolve=False)
+        defaults.update(leaves(plain))
     return defaults
+
+
+def _fill_missing(base: DictConfig, config: DictConfig) -> None:
+    """What must be given has no default: the baseline takes it from the job."""
+    plain: Any = OmegaConf.to_container(base, resolve=False)
+    for key, value in leaves(plain):
+        if value == "???" and not key.startswith("hydra."):
+            OmegaConf.update(base, key, OmegaConf.select(config, key, throw_on_missing=True))
 
 
 def _plain(config: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:

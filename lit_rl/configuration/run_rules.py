@@ -2,7 +2,6 @@
 
 from lit_rl.configuration.settings import Settings
 
-
 CONTENTS = ("model", "optimizer", "extra")
 
 

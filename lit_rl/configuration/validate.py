@@ -156,7 +156,7 @@ class _Walk:
         if linked is not None:
             return self.checked_block(key, value, at(self.tree, linked), annotation)
         if isinstance(value, dict):
-            block = _block_class(annotation)
+            block = block_class(annotation)
             if "_target_" in value or block is not None:
                 out = self.node(key, value, implied=block)
                 return self.checked_block(key, out, out, annotation)
@@ -199,7 +199,7 @@ def _members(annotation: Any) -> list[Any]:
     return [origin or annotation]
 
 
-def _block_class(annotation: Any) -> Any:
+def block_class(annotation: Any) -> Any:
     """The settings class of an argument that takes one, so that a block needs no `_target_` of its own."""
     found = [kind for kind in _members(annotation) if dataclasses.is_dataclass(kind)]
     return found[0] if len(found) == 1 else None
