@@ -109,6 +109,20 @@ def test_more_padding_changes_nothing() -> None:
     assert torch.equal(narrow_rows.rollout_logps, wide_rows.rollout_logps)
 
 
+def test_padding_is_no_repetition(model: PreTrainedModel) -> None:
+    engine = bound(model)
+    # No token twice, so that nearly every token is used, whatever id stands for padding.
+    settings = {
+        "ignore_eos": True,
+        "max_completion_length": 25,
+        "generation_kwargs": {"no_repeat_ngram_size": 1},
+    }
+    beside_longer = completions(generate(engine, RAGGED, G=8, **settings))[:8]
+    alone = completions(generate(engine, RAGGED[:1], G=8, **settings))
+    assert beside_longer == alone
+    assert {token for row in alone for token in row} == set(range(VOCABULARY)) - set(RAGGED[0])
+
+
 @pytest.mark.field("vllm/7")
 def test_seed_step_and_generation_make_the_rows_and_nothing_else_does() -> None:
     engine = bound(llama())
