@@ -86,7 +86,7 @@ class RLModule(L.LightningModule):
         self.policy = policy
         self.optimizer, self.scheduler = optimizer, scheduler
         self.reward = reward
-        self.sampling = sampling or Sampling()
+        self.sampling = (sampling or Sampling()).effective()
         self.batch = batch or BatchPlan()
         self.num_generations, self.num_iterations = num_generations, num_iterations
         self.mask_truncated_completions = mask_truncated_completions
