@@ -200,6 +200,6 @@ def chunked_divergence_and_logps(
             gap = topk_divergence(student, teacher, topk=topk, alpha=alpha, add_tail=add_tail)
         return gap, at_targets(student, targets_chunk)
 
-    rows = (student_hidden, teacher_hidden.detach(), targets)
+    rows = (student_hidden, teacher_hidden, targets)
     gap, logps = over_chunks(of_chunk, rows, chunk_tokens=chunk_tokens)
     return gap, logps

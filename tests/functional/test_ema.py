@@ -46,6 +46,13 @@ def test_small_rates_are_not_lost_in_float32() -> None:
     assert teacher.item() == pytest.approx(1.01 - 0.01 * 0.999**2000, abs=1e-4)
 
 
+def test_a_bfloat16_average_is_still_computed_in_float32() -> None:
+    average = torch.tensor([-256.0], dtype=torch.bfloat16)
+    lerp_([average], [torch.tensor([257.9])], 0.5)  # the source in bfloat16 would be 258
+    assert average.dtype == torch.bfloat16
+    assert average.item() == pytest.approx(0.95, rel=4e-3)
+
+
 def test_the_source_keeps_its_gradient_and_the_average_has_none() -> None:
     average, source = torch.zeros(2), torch.ones(2, requires_grad=True)
     lerp_([average], [source], 0.5)
