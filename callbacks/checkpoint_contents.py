@@ -37,7 +37,7 @@ class CheckpointContents(L.Callback):
     Args:
         default_local_dir: the checkpoints lie here, as `step_00000008`; the best one as `best`.
         save_contents: what is written: model, optimizer, extra (schedule, counters, data position,
-            callbacks), hf_model (a folder for `from_pretrained`). None = model, optimizer, extra.
+            callbacks), hf_model (a folder for `from_pretrained`).
         load_contents: what is read when resuming; None, or the same list, = save_contents without hf_model.
         save_freq: steps between two checkpoints; -1 = only at the end.
         max_to_keep: newest ones kept, older ones are removed after a new one is complete; None = all.
@@ -46,7 +46,8 @@ class CheckpointContents(L.Callback):
         resume_mode: "auto" the newest complete one in `default_local_dir` if any, "disable" never,
             "resume_path" the one in `resume_from_path`.
         resume_from_path: a checkpoint, or a folder of them.
-        save_on_signal: at SIGTERM, finish the step, save, and end the run; a second SIGTERM ends at once.
+        save_on_signal: at SIGTERM, finish the step, save, and end the run (`stopped_by_signal` is then true);
+            a second SIGTERM ends at once.
 
     Raises:
         ConfigError: a value is out of range, or two contradict each other.
@@ -56,7 +57,7 @@ class CheckpointContents(L.Callback):
         self,
         default_local_dir: str,
         *,
-        save_contents: list[str] | None = None,
+        save_contents: list[str] = ["model", "optimizer", "extra"],  # noqa: B006 (never changed)
         load_contents: list[str] | None = None,
         save_freq: int = 500,
         max_to_keep: int | None = None,
@@ -69,7 +70,7 @@ class CheckpointContents(L.Callback):
         _check_saving(save_freq, max_to_keep, monitor, mode)
         _check_resuming(resume_mode, resume_from_path)
         self.folder = Path(default_local_dir)
-        self.save_contents = _contents("save_contents", save_contents or PARTS, (*PARTS, "hf_model"))
+        self.save_contents = _contents("save_contents", save_contents, (*PARTS, "hf_model"))
         readable = [part for part in self.save_contents if part != "hf_model"]
         if load_contents is None or list(load_contents) == list(self.save_contents):
             load_contents = readable
@@ -80,7 +81,7 @@ class CheckpointContents(L.Callback):
         self.save_on_signal = save_on_signal
         self.best: float | None = None
         self._saved_step = -1
-        self._has_signal = False
+        self.stopped_by_signal = False
         self._handler_before: Any = None
 
     # ---------------------------------------------------------------------------------------- resume
@@ -154,7 +155,7 @@ class CheckpointContents(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         check_registered(pl_module)
         self._saved_step = trainer.global_step
-        self._has_signal = False
+        self.stopped_by_signal = False
         if self.save_on_signal and threading.current_thread() is threading.main_thread():
             self._handler_before = signal.signal(signal.SIGTERM, self._on_sigterm)
 
@@ -162,7 +163,9 @@ class CheckpointContents(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         step = trainer.global_step
-        if self.save_on_signal and trainer.strategy.reduce_boolean_decision(self._has_signal, all=False):
+        if self.save_on_signal and trainer.strategy.reduce_boolean_decision(
+            self.stopped_by_signal, all=False
+        ):
             _say(f"SIGTERM: saving step {step} and ending the run.")
             trainer.should_stop = True
         is_due = self.save_freq != -1 and step % self.save_freq == 0
@@ -221,12 +224,11 @@ class CheckpointContents(L.Callback):
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        # Saved in its last step, Lightning would take the run for ended whatever its new length is.
-        checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["is_last_batch"] = False
+        set_mid_run(checkpoint["loops"]["fit_loop"])
 
     def _on_sigterm(self, signum: int, frame: Any) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._has_signal = True
+        self.stopped_by_signal = True
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if self._handler_before is not None and signal.getsignal(signal.SIGTERM) == self._on_sigterm:
@@ -238,6 +240,23 @@ class CheckpointContents(L.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best = state_dict["best"]
+
+
+def set_mid_run(fit_loop: dict[str, Any]) -> None:
+    """Make a saved loop state that of a step's end in the middle of a run, whenever it was saved.
+
+    A run is one Lightning epoch. Saved in its last step or after its end, Lightning would take a run for
+    ended even when it was stopped early or is given more steps. A run without steps left still trains nothing.
+
+    Args:
+        fit_loop: `checkpoint["loops"]["fit_loop"]`, changed in place.
+    """
+    batches, epochs = fit_loop["epoch_loop.batch_progress"], fit_loop["epoch_progress"]
+    batches["is_last_batch"] = False
+    for scope in ("total", "current"):
+        batches[scope]["completed"] = batches[scope]["processed"] - 1
+        epochs[scope]["processed"] = epochs[scope]["completed"] = 0
+    fit_loop["epoch_loop.state_dict"]["_batches_that_stepped"] = batches["total"]["ready"] - 1
 
 
 def write_hf(pl_module: Any, folder: Path) -> None:

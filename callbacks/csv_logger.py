@@ -14,7 +14,7 @@ class RunCSVLogger(CSVLogger):
     """Lightning's CSV logger, which deletes the file it finds, made to go on with it.
 
     Rows of steps that a resumed run makes again give way to the new ones, so that each step is there once.
-    The file as it was stays as `metrics.1.csv`, also when a run starts at step 0 in a used folder.
+    The folder as it was stays as `csv.1`, also when a run starts at step 0 in a used one.
 
     Args:
         root_dir: folder of the run.
@@ -31,12 +31,12 @@ class RunCSVLogger(CSVLogger):
     def experiment(self) -> Any:
         """The writer; made when the first row comes."""
         if self._experiment is None:
-            file = Path(self.log_dir) / "metrics.csv"
-            if file.exists():
-                with file.open(newline="") as rows:
+            folder = Path(self.log_dir)
+            if (folder / "metrics.csv").exists():
+                with (folder / "metrics.csv").open(newline="") as rows:
                     self._earlier = list(csv.DictReader(rows))
-                number = next(n for n in range(1, 1_000_000) if not file.with_suffix(f".{n}.csv").exists())
-                os.rename(file, file.with_suffix(f".{number}.csv"))
+                aside = (folder.with_name(f"{folder.name}.{n}") for n in range(1, 1_000_000))
+                os.rename(folder, next(path for path in aside if not path.exists()))
         return super().experiment
 
     @rank_zero_only

@@ -42,6 +42,43 @@ def test_every_nth_step_and_the_last_are_saved_once(train, fake_module, tmp_path
     assert steps_in(tmp_path / "c") == expected
 
 
+class StopAfterValidation(L.Callback):
+    """Ends the run in a validation, as early stopping does: after the step's own time to save."""
+
+    def on_validation_end(self, trainer, pl_module):
+        trainer.should_stop = True
+
+
+def test_a_run_that_is_stopped_early_is_saved_and_can_go_on(train, fake_module, tmp_path):
+    callbacks = [CheckpointContents(str(tmp_path / "c"), save_freq=100), StopAfterValidation()]
+    train(fake_module(), callbacks, steps=6, val_check_interval=2)
+    assert steps_in(tmp_path / "c") == [2]
+    module = fake_module()
+    train(module, [CheckpointContents(str(tmp_path / "c"))], 6, tmp_path / "c" / "step_00000002")
+    assert module.seen == [3.0, 4.0, 5.0, 6.0]
+
+
+@pytest.mark.parametrize("saved_by", ["a step", "the end of the last step", "the end of the run"])
+def test_metrics_go_on_with_the_next_step_number(train, fake_module, tmp_path, saved_by):
+    callbacks = [CheckpointContents(str(tmp_path / "c"), save_freq=2 if saved_by == "a step" else 100)]
+    if saved_by == "the end of the run":
+        callbacks.append(StopAfterValidation())
+    steps = 2 if saved_by == "the end of the last step" else 4
+    train(fake_module(), callbacks, steps=steps, val_check_interval=2)
+    logger = L.pytorch.loggers.CSVLogger(tmp_path / "logs")
+    folder = tmp_path / "c" / "step_00000002"
+    train(fake_module(), [CheckpointContents(str(tmp_path / "d"))], 4, folder, logger=logger)
+    rows = (tmp_path / "logs" / "lightning_logs" / "version_0" / "metrics.csv").read_text().splitlines()
+    index = rows[0].split(",").index("step")
+    assert [row.split(",")[index] for row in rows[1:]] == ["2", "3"]
+
+
+def test_it_runs_after_every_other_callback(train, fake_module, tmp_path):
+    callback = CheckpointContents(str(tmp_path / "c"))
+    trainer = train(fake_module(), [callback, Counter()])
+    assert trainer.callbacks[-1] is callback
+
+
 @pytest.mark.field("ckpt/8")
 def test_the_name_of_a_folder_is_the_step_inside_and_the_updates_taken(train, fake_module, tmp_path):
     callback = CheckpointContents(str(tmp_path / "c"), save_freq=2, monitor="val/accuracy")

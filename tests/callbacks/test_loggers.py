@@ -42,7 +42,7 @@ def test_after_a_resume_each_step_is_there_once(train, fake_module, tmp_path):
     assert steps(file, "rollout/reward") == [0, 1, 2, 3, 4, 5]
     assert [float(r["rollout/reward"]) for r in rows(file) if r["rollout/reward"]] == [1, 2, 3, 40, 50, 60]
     assert steps(file, "val/accuracy") == [1, 3, 5]
-    assert steps(file.with_suffix(".1.csv"), "rollout/reward") == [0, 1, 2, 3, 4]
+    assert steps(tmp_path / "csv.1" / "metrics.csv", "rollout/reward") == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.field("log/3")
@@ -50,7 +50,7 @@ def test_a_fresh_run_in_a_used_folder_keeps_the_old_file(train, fake_module, tmp
     for _ in range(2):
         train(fake_module(), [], steps=2, logger=RunCSVLogger(str(tmp_path)))
     assert steps(tmp_path / "csv" / "metrics.csv", "train/loss") == [0, 1]
-    assert steps(tmp_path / "csv" / "metrics.1.csv", "train/loss") == [0, 1]
+    assert steps(tmp_path / "csv.1" / "metrics.csv", "train/loss") == [0, 1]
 
 
 def test_every_step_is_on_disk_at_once(train, fake_module, tmp_path):
