@@ -246,7 +246,7 @@ def set_mid_run(fit_loop: dict[str, Any]) -> None:
     """Make a saved loop state that of a step's end in the middle of a run, whenever it was saved.
 
     A run is one Lightning epoch. Saved in its last step or after its end, Lightning would take a run for
-    ended even when it was stopped early or is given more steps. A run without steps left still trains nothing.
+    ended even when it was stopped early or is given more steps. A run without steps left trains nothing.
 
     Args:
         fit_loop: `checkpoint["loops"]["fit_loop"]`, changed in place.

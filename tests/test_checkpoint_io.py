@@ -13,7 +13,14 @@ import pytest
 import torch
 
 from lit_rl import checkpoint as io
-from lit_rl.checkpoint import FolderCheckpointIO, decode_tree, encode_tree, newest_complete, step_folder, verify
+from lit_rl.checkpoint import (
+    FolderCheckpointIO,
+    decode_tree,
+    encode_tree,
+    newest_complete,
+    step_folder,
+    verify,
+)
 from lit_rl.errors import ConfigError, DataError
 
 
@@ -112,7 +119,7 @@ def test_sparse_tensors_are_refused():
         encode_tree({"w": torch.eye(2).to_sparse()})
 
 
-# --------------------------------------------------------------------------------------------------------- folders
+# ------------------------------------------------------------------------------------------------- folders
 
 
 def lightning_checkpoint(step: int = 3) -> dict:
