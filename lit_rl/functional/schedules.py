@@ -26,7 +26,7 @@ def lr_multiplier(
         linear                1 - r
         cosine                (1 + cos(2 pi num_cycles r)) / 2
         inverse_square_root   sqrt(max(w, 1) / step), not below the minimum; not scaled to end at it
-        wsd                   1, then over the last wsd_decay_steps the decay style: constant 1, linear 1 - s,
+        wsd                   1, then over the last wsd_decay_steps the decay style: constant (none), linear,
                               cosine, exponential 2 * 0.5^s - 1, minus_sqrt 1 - sqrt(s)
 
     Sources: cosine, arXiv 1608.03983; inverse square root, arXiv 1706.03762; WSD, arXiv 2404.06395.
@@ -38,7 +38,7 @@ def lr_multiplier(
         total_steps: steps of the run.
         warmup_steps: steps of the warm-up.
         warmup_init_ratio: the share at step 0.
-        min_ratio: the share at the end and after it.
+        min_ratio: the share at the end (step = total_steps) and after it.
         num_cycles: waves of the cosine, 0.5 = one fall.
         decay_steps: steps from the end of the warm-up to the minimum, None = the rest of the run.
         wsd_decay_style: shape of wsd's last phase.
@@ -57,7 +57,7 @@ def lr_multiplier(
         )
     if step < warmup_steps:
         return warmup_init_ratio + (1 - warmup_init_ratio) * step / warmup_steps
-    if lr_scheduler_type == "constant":
+    if lr_scheduler_type == "constant" or (lr_scheduler_type, wsd_decay_style) == ("wsd", "constant"):
         return 1.0
     decay = total_steps - warmup_steps if decay_steps is None else decay_steps
     since = step - warmup_steps
@@ -71,14 +71,13 @@ def lr_multiplier(
         shape, progress = _falling(wsd_decay_style, num_cycles), (since - (decay - last)) / max(last, 1)
     else:
         shape, progress = _falling(lr_scheduler_type, num_cycles), since / max(decay, 1)
-    if since >= decay and wsd_decay_style != "constant":
+    if since >= decay:
         return min_ratio
     return min_ratio + (1 - min_ratio) * shape(min(max(progress, 0.0), 1.0))
 
 
 def _falling(style: str, num_cycles: float) -> Callable[[float], float]:
     shapes: dict[str, Callable[[float], float]] = {
-        "constant": lambda r: 1.0,
         "linear": lambda r: 1 - r,
         "cosine": lambda r: 0.5 * (1 + math.cos(2 * math.pi * num_cycles * r)),
         "exponential": lambda r: 2 * 0.5**r - 1,
