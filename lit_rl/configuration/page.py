@@ -38,10 +38,10 @@ HEAD = """# Every key
 Written by `python -m lit_rl.configuration.page conf` from the yaml files and the constructors' docstrings;
 do not edit.
 
-`python train.py group=choice key=value`. Read from low to high: group files, the `algo` preset, the preset of
-the embedded run, `experiment`, `debug`, the command line. A group is a constructor's arguments; where `${...}`
-stands as a default, the key follows another one unless it is set. An unknown key, a wrong type, a value out of
-range, and an option without effect in the combination are errors before a model is loaded.
+`python train.py group=choice key=value`. Read from low to high: group files, the `algo` preset, the preset
+of the embedded run, `experiment`, `debug`, the command line. A group is a constructor's arguments; where
+`${...}` stands as a default, the key follows another one unless it is set. An unknown key, a wrong type, a
+value out of range, and an option without effect in the combination are errors before a model is loaded.
 
 A *step* is one iteration (generate, score, update) in every key; *rows* are completions.
 """
@@ -114,7 +114,9 @@ def _collect(
     meanings = arguments(target) if is_ours else {}
     for name, value in node.items():
         here = joined(key, name)
-        if name in NODE_KEYS or (value is None and not meanings and key in ("callbacks", "logger")):
+        is_off = value is None and key in ("callbacks", "logger")
+        follows = link(value) or "."  # a whole node, or the folder of the run: told in their own place
+        if name in NODE_KEYS or is_off or ("." not in follows and follows != "seed"):
             continue
         if isinstance(value, dict) and (value or key in ("callbacks", "logger")):
             block = block_class(accepted[name].annotation) if name in accepted else None
@@ -159,9 +161,6 @@ def _args_section(text: str) -> dict[str, str]:
 def _table(rows: dict[str, Row], choices: tuple[str, ...]) -> str:
     lines = ["| key | default | type | meaning |", "| --- | --- | --- | --- |"]
     for key, row in rows.items():
-        target = link(next(iter(row.defaults.values())))
-        if target is not None and "." not in target:
-            continue  # a whole node, told in its own group
         lines.append(f"| `{key}` | {_defaults(row, choices)} | {_cell(row.kind)} | {_cell(row.meaning)} |")
     return "\n".join(lines) + "\n"
 

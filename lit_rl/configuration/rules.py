@@ -20,6 +20,7 @@ RULES: list[Rule] = [
     trainer.fixed_trainer_keys,
     trainer.known_strategy,
     trainer.several_devices,
+    trainer.visible_accelerator,
     trainer.true_precision,
     trainer.flash_attention,
     batch.whole_prompts_per_rank,

@@ -3,6 +3,7 @@
 from lit_rl.configuration.settings import Settings
 
 CONTENTS = ("model", "optimizer", "extra")
+SWITCHES = ("trainer.limit_val_batches", "trainer.val_check_interval")  # 0 is no validation
 
 
 def resuming(settings: Settings) -> str | None:
@@ -46,10 +47,15 @@ def length_of_run(settings: Settings) -> str | None:
         needs = f"trainer.max_steps=-1 (found {limit}, which sets the length of the run)"
         if (message := settings.idle(["data.total_epochs"], needs)) is not None:
             return message
-    if settings["trainer.limit_val_batches"] != 0:
+    off = next((key for key in SWITCHES if settings[key] == 0), None)
+    if off is None:
         return None
-    idle_keys = ["trainer.val_check_interval", *settings.set_below("rollout.val_kwargs"), "val_before_train"]
-    return settings.idle(idle_keys, "validation (found trainer.limit_val_batches 0)")
+    idle_keys = [
+        *(key for key in SWITCHES if key != off),
+        *settings.set_below("rollout.val_kwargs"),
+        "val_before_train",
+    ]
+    return settings.idle(idle_keys, f"validation (found {off} 0)")
 
 
 def warm_up(settings: Settings) -> str | None:

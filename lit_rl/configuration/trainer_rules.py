@@ -62,6 +62,17 @@ def several_devices(settings: Settings) -> str | None:
     )
 
 
+def visible_accelerator(settings: Settings) -> str | None:
+    wanted = settings["trainer.accelerator"]
+    if wanted not in ("gpu", "cuda"):
+        return None
+    import torch
+
+    if torch.cuda.is_available() or (wanted == "gpu" and torch.backends.mps.is_available()):
+        return None
+    return f"trainer.accelerator (found {wanted!r}) needs a GPU, and none is visible here; use trainer=cpu."
+
+
 def true_precision(settings: Settings) -> str | None:
     """Rule 29."""
     names = {"bf16-true": "bfloat16", "16-true": "float16", "64-true": "float64", "32-true": "float32"}

@@ -1,0 +1,187 @@
+"""The yaml files: each composes and passes the check, defaults are the classes', the page knows every key."""
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra import compose as hydra_compose
+from omegaconf import OmegaConf
+
+from lit_rl.configuration import page
+from lit_rl.configuration.build import built, built_all
+from lit_rl.configuration.compose import Composition, Source, compose
+from lit_rl.configuration.job import checked
+from lit_rl.configuration.signature import field_defaults, resolved, signature
+from lit_rl.configuration.trainer_rules import FIXED
+from lit_rl.configuration.tree import ABSENT, NODE_KEYS, joined, leaves, link
+from lit_rl.configuration.validate import validate
+from lit_rl.errors import ConfigError
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+SOURCE = Source(CONF)
+GROUPS = (
+    "data",
+    "model",
+    "reward",
+    "optim",
+    "schedule",
+    "rollout",
+    "checkpoint",
+    "callbacks",
+    "logger",
+    "trainer",
+)
+NEEDS = {  # what a choice cannot do without
+    "data=parquet": ["data.train_files=rows.parquet"],
+    "data=gsm8k": ["data.train_files=rows.parquet"],
+    "data=sciknoweval": ["data.train_files=rows.parquet"],
+    "data=chat_sft": ["algo=sft", "data.train_files=rows.parquet"],
+    "model=hf": ["model.path=embedded"],
+    "algo=sft": ["data=chat_sft", "data.train_files=rows.parquet"],
+    "callbacks=reference_sync": ["callbacks=[default,reference_sync]", "algo.kl.beta=0.1"],
+}
+# Where a yaml file differs from its class on purpose: the presets of an algorithm, and file names.
+ON_PURPOSE = {
+    "reward.reward_weights": "random: the true verifier is only logged",
+    "data.train_files": "must be given, but for the embedded rows",
+    "data.val_files": "as train_files",
+    "algo.sampling.temperature": "grpo: TRL's GRPO document",
+    "algo.policy_loss.loss_type": "grpo: averages by row, as the paper",
+    "algo.kl.beta": "grpo: TRL's GRPO document",
+    "model.path": "the choice itself",
+    "checkpoint.default_local_dir": "in the folder of the run",
+}
+WITHOUT_ROLLOUTS = {"num_generations", "mask_truncated_completions", "sampling", "reward"}
+OUR_OWN = {  # keys beyond the specification, and why
+}
+
+
+def choices(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+@cache
+def composed(group: str, choice: str) -> Composition:
+    return compose(SOURCE, line(group, choice))
+
+
+@cache
+def alone(group: str, choice: str) -> Any:
+    """What the file of a choice says by itself."""
+    with SOURCE.opened():
+        return OmegaConf.to_container(hydra_compose(f"{group}/{choice}"), resolve=False)
+
+
+def line(group: str, choice: str) -> list[str]:
+    """A command line that makes this choice."""
+    if group == "experiment":
+        return [f"experiment={choice}"]
+    word = f"{group}=[{choice}]" if group == "logger" else f"{group}={choice}"
+    needs = NEEDS.get(f"{group}={choice}", [])
+    algo = [] if any(need.startswith("algo=") for need in needs) or group == "algo" else ["algo=grpo"]
+    return [*algo, *([] if any(need.startswith(f"{group}=") for need in needs) else [word]), *needs]
+
+
+EVERY = [(group, choice) for group in (*GROUPS, "algo", "experiment", "debug") for choice in choices(group)]
+
+
+@pytest.mark.field("cfg/6")
+@pytest.mark.parametrize(("group", "choice"), EVERY)
+def test_every_choice_composes_and_passes_the_check(group: str, choice: str) -> None:
+    composition = composed(group, choice)
+    if choice == "gpu" and not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="needs a GPU"):
+            validate(composition.tree, composition.baseline, composition.choices)
+    else:
+        validate(composition.tree, composition.baseline, composition.choices)
+
+
+@pytest.mark.parametrize("group", ["callbacks", "logger", "trainer", "optim", "schedule", "reward", "data"])
+def test_every_choice_of_a_cheap_group_can_be_built(group: str, tmp_path: Path) -> None:
+    for choice in set(choices(group)) - {"gpu"}:
+        job = checked(SOURCE, [*line(group, choice), f"run_dir={tmp_path}"])
+        node = job.tree[group]
+        parts = built_all(node) if group in ("callbacks", "logger") else [built(node)]
+        assert all(part is not None for part in parts)
+
+
+def nodes(tree: dict[str, Any], key: str = "") -> list[tuple[str, dict[str, Any]]]:
+    """Every node with a constructor of ours, by dotted key."""
+    found = []
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            here = joined(key, name)
+            if str(value.get("_target_", "")).startswith("lit_rl."):
+                found.append((here, value))
+            found += nodes(value, here)
+    return found
+
+
+@pytest.mark.parametrize(("group", "choice"), [(g, c) for g, c in EVERY if g in (*GROUPS, "algo")])
+def test_defaults_in_yaml_are_those_of_the_class(group: str, choice: str) -> None:
+    for key, node in nodes(alone(group, choice)):
+        target = resolved(node["_target_"])
+        defaults = {name: p.default for name, p in signature(target).parameters.items()}
+        defaults.update(field_defaults(target))
+        for name, value in node.items():
+            here = joined(key, name)
+            is_told = (
+                name in NODE_KEYS or isinstance(value, dict) or (isinstance(value, str) and "${" in value)
+            )
+            if is_told or here in ON_PURPOSE or (key.split(".")[0] == "data" and choice == "chat_sft"):
+                continue
+            default = defaults.get(name, ABSENT)
+            own = list(default) if isinstance(default, tuple) else default
+            assert value == own or (own is None and value in ([], {})), f"{here}: {value!r}, class {own!r}"
+
+
+def test_every_argument_of_our_classes_has_its_key() -> None:
+    """A key that is missing in yaml could only be set with a plus sign."""
+    built_elsewhere = {"optimizer", "scheduler", "policy", "total_steps", "root_dir", "run_dir", "save_dir"}
+    missing = []
+    for group, choice in [(g, c) for g, c in EVERY if g in (*GROUPS, "algo")]:
+        for key, node in nodes(alone(group, choice)):
+            names = signature(resolved(node["_target_"])).parameters
+            given = {*node, *built_elsewhere, *(WITHOUT_ROLLOUTS if choice == "sft" else ())}
+            missing += [joined(key, name) for name in names if name not in given]
+    assert sorted(set(missing) - {"logger.csv.flush_logs_every_n_steps"}) == []
+
+
+def test_the_page_is_up_to_date() -> None:
+    """Write it anew with `python -m lit_rl.configuration.page conf`."""
+    assert (CONF / "README.md").read_text() == page.page(SOURCE)
+
+
+def test_the_page_knows_every_choice() -> None:
+    for group, listed in page.GROUPS:
+        assert sorted(listed) == choices(group)
+
+
+def test_no_key_exists_that_is_not_on_the_page() -> None:
+    known = page.keys(SOURCE)
+    for group, choice in EVERY:
+        for key, value in leaves(composed(group, choice).tree):
+            is_whole = link(value) is not None or key in ("logger", "callbacks")
+            is_off = value is None and key.startswith(("callbacks.", "logger."))
+            is_folder = key.rpartition(".")[2] in ("run_dir", "root_dir", "save_dir")
+            is_entry = any(key.startswith(f"{name}.") for name in known)
+            assert key in known or is_whole or is_off or is_folder or is_entry, key
+
+
+def test_every_key_of_ours_is_a_key_of_the_specification(shared_folder: Path) -> None:
+    text = (shared_folder / "spec" / "config.md").read_text()
+    fixed = {f"trainer.{name}" for name in FIXED}
+    listed = set(re.findall(r"`([a-z_]+(?:\.[a-z_0-9]+)+)`", text)) | set(
+        re.findall(r"`([a-z_0-9]+)` = ", text)
+    )
+    listed |= {
+        f"rollout.val_kwargs.{key.rsplit('.', 1)[1]}" for key in listed if key.startswith("algo.sampling.")
+    }
+    open_nodes = ("optim.", "logger.", "reward.reward_funcs.", "rollout.engine.")
+    unknown = [
+        key for key in page.keys(SOURCE) if key not in listed | fixed and not key.startswith(open_nodes)
+    ]
+    assert unknown == []
