@@ -88,7 +88,7 @@ class WarmupDecay(LRScheduler):
         return peak * lr_multiplier(
             self.last_epoch + 1,
             lr_scheduler_type=own["lr_scheduler_type"],
-            total_steps=own["total_steps"],
+            total_steps=own["total_steps"] + 1,  # the floor follows the last iteration: none runs at rate 0
             warmup_steps=own["warmup_steps"],
             warmup_init_ratio=own["lr_warmup_init"] / peak if peak else 0.0,
             min_ratio=floor,

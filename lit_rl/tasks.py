@@ -57,7 +57,11 @@ def fit(
         trainer.validate(module, datamodule=datamodule, verbose=False)
     trainer.fit(module, datamodule=datamodule, ckpt_path=path)
     metrics = _numbers(trainer.logged_metrics)
-    if can_validate and done.trained > done.validated and not trainer.interrupted:
+    is_stopped = trainer.interrupted or any(
+        getattr(callback, "stopped_by_signal", False)
+        for callback in trainer.callbacks  # type: ignore[attr-defined]
+    )
+    if can_validate and done.trained > done.validated and not is_stopped:
         trainer.validate(module, datamodule=datamodule, verbose=False)
     return {**metrics, **_numbers(trainer.logged_metrics)}
 

@@ -39,8 +39,9 @@ def test_linear_warm_up_reaches_the_peak_at_its_last_step() -> None:
 
 
 def test_no_iteration_runs_at_the_rate_of_step_zero() -> None:
-    # Linear over 4 steps: schedule(1..4) = 3/4, 2/4, 1/4, 0.
-    assert rates(4) == pytest.approx([0.75, 0.5, 0.25, 0.0])
+    # Linear over 4 steps reaches 0 right after the last one: 4/5, 3/5, 2/5, 1/5.
+    assert rates(4) == pytest.approx([0.8, 0.6, 0.4, 0.2])
+    assert rates(1) == pytest.approx([0.5])
 
 
 def test_the_ratio_counts_when_no_steps_are_given() -> None:
@@ -50,20 +51,20 @@ def test_the_ratio_counts_when_no_steps_are_given() -> None:
 
 def test_floors_and_the_start_are_rates_of_the_peak() -> None:
     got = rates(4, lr=2.0, min_lr=0.5)
-    assert got == pytest.approx([2 - 1.5 * i / 4 for i in (1, 2, 3, 4)])
+    assert got == pytest.approx([2 - 1.5 * i / 5 for i in (1, 2, 3, 4)])
     assert rates(4, lr=2.0, min_lr_ratio=0.25) == pytest.approx(got)
     warm = rates(4, lr=2.0, lr_scheduler_type="constant", lr_warmup_steps=4, lr_warmup_init=1.0)
     assert warm == pytest.approx([1.25, 1.5, 1.75, 2.0])
 
 
 def test_cosine_falls_once_by_half_a_wave() -> None:
-    want = [(1 + math.cos(math.pi * i / 4)) / 2 for i in (1, 2, 3, 4)]
+    want = [(1 + math.cos(math.pi * i / 5)) / 2 for i in (1, 2, 3, 4)]
     assert rates(4, lr_scheduler_type="cosine") == pytest.approx(want)
 
 
 def test_wsd_holds_the_peak_until_its_last_phase() -> None:
     settings = {"lr_scheduler_type": "wsd", "lr_wsd_decay_style": "linear", "lr_wsd_decay_steps": 4}
-    assert rates(10, **settings) == pytest.approx([1.0] * 6 + [0.75, 0.5, 0.25, 0.0])
+    assert rates(10, **settings) == pytest.approx([1.0] * 7 + [0.75, 0.5, 0.25])
 
 
 def test_growing_weight_decay_leaves_undecayed_groups_alone() -> None:
@@ -98,7 +99,7 @@ def test_a_restored_schedule_goes_on_as_if_it_had_never_stopped() -> None:
 
 def test_without_settings_in_the_state_the_own_ones_stay() -> None:
     adam = optimizer()
-    schedule = WarmupDecay(adam, total_steps=10)
+    schedule = WarmupDecay(adam, total_steps=9)
     schedule.load_state_dict({"last_epoch": 4})
     assert adam.param_groups[0]["lr"] == pytest.approx(0.5)
 

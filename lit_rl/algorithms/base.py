@@ -319,7 +319,7 @@ class RLModule(L.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Log accuracy per data source over all ranks. Collective."""
-        self.log_dict(self.validation.compute())
+        self.log_dict(self.validation.compute(), sync_dist=True)
         self.validation.reset()
 
     # ------------------------------------------------------------------------------------------------- setup

@@ -71,6 +71,15 @@ class GRPO(RLModule):
         assert rollout.rewards is not None
         rollout.advantages = self.advantage(rollout.rewards, self.num_generations)
 
+    def rows_in_loss(self, rows: RolloutBatch) -> RolloutBatch:
+        """Rows without an advantage have no gradient: with nothing else in the loss they need no pass."""
+        is_all = self.ref is not None or self.policy_loss.entropy_coeff > 0
+        if is_all or self.policy_loss.loss_type == "bnpo":
+            return rows
+        assert rows.advantages is not None
+        index = rows.advantages.nonzero().flatten()
+        return rows.select(index if len(index) else [0])
+
     def loss(self, micro_batch: RolloutBatch, totals: Totals) -> Tensor:
         scores = self.score(self.policy, micro_batch, with_entropy=True)
         return self.policy_term(micro_batch, scores.logps, scores.entropy, totals)

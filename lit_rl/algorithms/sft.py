@@ -48,5 +48,5 @@ class SFT(RLModule):
     def on_validation_epoch_end(self) -> None:
         """Log the mean over all tokens of all ranks. Collective."""
         total, tokens = all_sum_(self._validation_sums.clone()).tolist()
-        self.log_dict({"val/loss": total / max(tokens, 1.0), "val/tokens": tokens})
+        self.log_dict({"val/loss": total / max(tokens, 1.0), "val/tokens": tokens}, sync_dist=True)
         self._validation_sums.zero_()

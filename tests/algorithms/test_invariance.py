@@ -115,3 +115,24 @@ def test_a_batch_without_counted_tokens_changes_nothing(
     batch.completion_mask = torch.zeros_like(batch.completion_mask)
     after = weights_after(CASES[name], batch, cut(5))
     assert_equal(after, list(tiny_policy(dtype=torch.float64).parameters()), tolerance=0.0)
+
+
+class EveryRow(GRPO):
+    """GRPO that passes every row, whatever its advantage."""
+
+    def rows_in_loss(self, rows: RolloutBatch) -> RolloutBatch:
+        return rows
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
+def test_leaving_out_rows_without_credit_changes_nothing(
+    loss_type: str, weights_after: Callable, with_prompts: Callable
+) -> None:
+    batch = with_prompts()
+    batch.rewards[:4] = 1.0  # a group without spread
+    loss = ClippedSurrogate(loss_type=loss_type)  # type: ignore[arg-type]
+    ways = [
+        lambda way=way, **base: way(policy_loss=loss, sampling=SAMPLING, num_generations=4, **base)
+        for way in (GRPO, EveryRow)
+    ]
+    assert_equal(*(weights_after(build, batch, cut(5)) for build in ways))
