@@ -76,7 +76,19 @@ def checked(source: Source, overrides: Sequence[str], flags: Sequence[str] = ())
 
     settings = validate(composition.tree, composition.baseline, composition.choices)
     settings.defaults.update(composition.group_defaults)
+    settings.defaults.update(_followed(composition))
     return Job([*flags, *overrides], composition, settings)
+
+
+def _followed(composition: Composition) -> dict[str, Any]:
+    """What keys that follow another one follow it to: that is their default."""
+    return {
+        key: at(composition.tree, key)
+        for key, value in leaves(composition.raw)
+        if isinstance(value, str)
+        and "${" in value
+        and at(composition.baseline, key) == at(composition.tree, key)
+    }
 
 
 def saved_text(raw: dict[str, Any], tree: dict[str, Any]) -> str:

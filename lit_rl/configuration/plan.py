@@ -21,6 +21,7 @@ def plan(settings: Settings, rows: dict[str, int], total_steps: int) -> str:
         total_steps: steps of the run.
     """
     sections = [
+        ("name", [f"{settings['project_name']}, {settings['experiment_name']}"]),
         ("algorithm", [_algorithm(settings)]),
         ("model", [_model(settings)]),
         ("copies", [_copies(settings)]),

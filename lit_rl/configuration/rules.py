@@ -21,6 +21,7 @@ RULES: list[Rule] = [
     trainer.known_strategy,
     trainer.several_devices,
     trainer.visible_accelerator,
+    trainer.gradient_reduction,
     trainer.true_precision,
     trainer.flash_attention,
     batch.whole_prompts_per_rank,

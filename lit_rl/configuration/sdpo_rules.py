@@ -78,9 +78,10 @@ def demonstrations(settings: Settings) -> str | None:
 def feedback(settings: Settings) -> str | None:
     """Rule 25."""
     key = "algo.reprompt.include_environment_feedback"
-    if settings.get(key, True):
+    if settings.get(key, False):
         return None
-    return settings.idle(["algo.reprompt.feedback_template"], f"{key}=true")
+    keys = ["algo.reprompt.feedback_template", "data.privileged_context_key"]
+    return settings.idle(keys, f"{key}=true")
 
 
 def length_of_reprompt(settings: Settings) -> str | None:

@@ -62,6 +62,13 @@ def several_devices(settings: Settings) -> str | None:
     )
 
 
+def gradient_reduction(settings: Settings) -> str | None:
+    """DDP's own reduction never runs: the module sums gradients once per optimizer step."""
+    names = ("find_unused_parameters", "bucket_cap_mb", "static_graph")
+    needs = "DDP's own gradient reduction, which the module replaces by one sum per optimizer step"
+    return settings.idle([f"trainer.strategy.{name}" for name in names], needs)
+
+
 def visible_accelerator(settings: Settings) -> str | None:
     wanted = settings["trainer.accelerator"]
     if wanted not in ("gpu", "cuda"):
