@@ -9,6 +9,7 @@ is a completion token when `t < completion_len[b]`. `completion_mask` says only 
 loss. What stands at other positions is never read.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -112,13 +113,16 @@ class RolloutBatch:
 
     def to(self, device: torch.device | str) -> "RolloutBatch":
         """Tensors on the device, everything else shared."""
-        moved: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{k: v.to(device) if isinstance(v, Tensor) else v for k, v in moved.items()})
+        return self._with_tensors(lambda tensor: tensor.to(device))
 
     def pin_memory(self) -> "RolloutBatch":
         """Tensors in pinned memory, everything else shared; torch's loader calls it."""
-        pinned: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{k: v.pin_memory() if isinstance(v, Tensor) else v for k, v in pinned.items()})
+        return self._with_tensors(Tensor.pin_memory)
+
+    def _with_tensors(self, changed: Callable[[Tensor], Tensor]) -> "RolloutBatch":
+        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        tensors: dict[str, Any] = {k: changed(v) for k, v in values.items() if isinstance(v, Tensor)}
+        return replace(self, **tensors)
 
 
 def length_mask(lengths: Tensor, width: int) -> Tensor:

@@ -20,7 +20,7 @@ from lit_rl.objectives.reprompt import Reprompt
 from lit_rl.rewards.arithmetic import feedback
 from lit_rl.seeding import derived_seed
 
-STEPS, PLAIN_ROWS, CONTEXT_ROWS = 1500, 96, 48
+STEPS, PLAIN_ROWS, CONTEXT_ROWS = 2400, 96, 48
 ROWS_PER_STEP = PLAIN_ROWS + CONTEXT_ROWS
 CLEAN_SHARE = 0.5
 SKILL_SHARES = {"add": 0.375, "sub": 0.375, "hard": 0.25}
