@@ -57,8 +57,8 @@ class ValSampling:
             raise ConfigError(f"{self.key}.n must be >= 1 (found {self.n!r}).")
         if self.temperature == 0 and self.n > 1:
             raise ConfigError(
-                f"{self.key}.n must be 1 when {self.key}.temperature is 0 (found {self.n}): greedy completions "
-                f"of one prompt are all equal; set a temperature above 0."
+                f"{self.key}.n must be 1 when {self.key}.temperature is 0 (found {self.n}): greedy "
+                f"completions of one prompt are all equal; set a temperature above 0."
             )
 
     def over(self, training: Sampling) -> Sampling:

@@ -7,8 +7,8 @@ on one core.
 4. questions for training, validation, discovery  -> *.parquet here
 5. weights, and what was measured on them         -> tiny/ here
 
-Every draw is seeded and one thread computes. The weights depend on the machine's float32 kernels: `tiny/measured.json` holds their
-hash, and a second build on one machine gives the same.
+Every draw is seeded and one thread computes. The weights depend on the machine's float32 kernels:
+`tiny/measured.json` holds their hash, and a second build on one machine gives the same.
 """
 
 import argparse

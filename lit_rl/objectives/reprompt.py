@@ -68,8 +68,8 @@ class Reprompt:
             raise ConfigError(f"{self.key}.max_reprompt_len must be >= 1 (found {self.max_reprompt_len!r}).")
         if not self.use_successful_as_teacher and not self.include_environment_feedback:
             raise ConfigError(
-                f"{self.key}.use_successful_as_teacher and {self.key}.include_environment_feedback must not both "
-                f"be false: the teacher would have nothing to see."
+                f"{self.key}.use_successful_as_teacher and {self.key}.include_environment_feedback must not "
+                f"both be false: the teacher would have nothing to see."
             )
         for name, slots in SLOTS.items():
             found = re.findall(r"\{(\w*)\}", getattr(self, name))

@@ -2,8 +2,8 @@
 
     python tests/benchmarks/main_job.py --out outputs/main_job
 
-Each line is a real run of `train.py` from a process of its own; seconds count from its creation. Lines that miss
-their aim are printed as they are, and the script exits with 1.
+Each line is a real run of `train.py` in a process of its own; seconds count from its creation. Lines that
+miss their aim are printed as they are, and the script exits with 1.
 """
 
 import argparse
