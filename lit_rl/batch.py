@@ -39,6 +39,9 @@ class RolloutBatch:
         advantages: (B,) or (B, T) float.
         old_logps: (B, T) float. By the training model before the step's first update.
         ref_logps: (B, T) float. Under the reference.
+        rollout_is_weights: (B, T) float. Training over engine probability, bounded.
+        noise: (B, T) float. Uniform numbers, a stream per row, for a loss that picks tokens by chance.
+        picked: (B, T) bool. Tokens that such a loss treats apart.
         values, returns: (B, T) float. The critic's output and its target.
         teacher_prompt_ids: (B, S') long, left-padded. The teacher's prompt.
         teacher_prompt_len: (B,) long.
@@ -63,6 +66,9 @@ class RolloutBatch:
     advantages: Tensor | None = None
     old_logps: Tensor | None = None
     ref_logps: Tensor | None = None
+    rollout_is_weights: Tensor | None = None
+    noise: Tensor | None = None
+    picked: Tensor | None = None
     values: Tensor | None = None
     returns: Tensor | None = None
     teacher_prompt_ids: Tensor | None = None

@@ -47,6 +47,29 @@ def gather_objects(item: T) -> list[T]:
     return items
 
 
+def gather_rows(*tensors: Tensor) -> tuple[list[Tensor], slice]:
+    """The rows of all ranks one below the other, and which of them are this rank's. Collective.
+
+    Args:
+        tensors: (B,) or (B, T), the same B. Ranks may differ in B, and in T: narrower ones are filled with
+            zeros on the right.
+    """
+    if not is_distributed():
+        return list(tensors), slice(None)
+    parts = gather_objects([tensor.detach().cpu() for tensor in tensors])
+    start = sum(len(part[0]) for part in parts[: rank()])
+    whole = [_below_each_other(column) for column in zip(*parts, strict=True)]
+    own = slice(start, start + len(tensors[0]))
+    return [rows.to(tensor.device) for rows, tensor in zip(whole, tensors, strict=True)], own
+
+
+def _below_each_other(parts: tuple[Tensor, ...]) -> Tensor:
+    if parts[0].dim() == 1:
+        return torch.cat(parts)
+    width = max(part.shape[1] for part in parts)
+    return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in parts])
+
+
 def sum_gradients_(parameters: list[torch.nn.Parameter]) -> None:
     """Replace each gradient by its sum over all ranks, in one collective per dtype.
 

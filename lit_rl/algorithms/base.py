@@ -4,7 +4,7 @@ import math
 import os
 import warnings
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import lightning as L
 import torch
@@ -31,6 +31,14 @@ from lit_rl.rewards.base import RewardSum, Sample
 from lit_rl.rollout.sampling import Sampling
 from lit_rl.seeding import derived_generator
 from lit_rl.timing import Clock
+
+
+class Stateful(Protocol):
+    """A moving part outside the policy's parameters, as a checkpoint sees it."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Any) -> None: ...
 
 
 class RLModule(L.LightningModule):
@@ -350,8 +358,8 @@ class RLModule(L.LightningModule):
         return self.reward.names if self.reward is not None else []
 
     @property
-    def stateful(self) -> dict[str, Role]:
-        """Moving parts outside the policy's parameters, by name; a checkpoint holds each of them."""
+    def stateful(self) -> dict[str, Stateful]:
+        """Moving parts outside the policy's parameters, by attribute; a checkpoint holds each of them."""
         roles = {"ref": self.ref, "teacher": self.teacher}
         return {name: role for name, role in roles.items() if role is not None and role.is_moving}
 

@@ -1,24 +1,34 @@
-"""GRPO: group-relative policy optimization.
+"""GRPO: group-relative policy optimization, and what differs from it in settings only.
 
 No critic: a completion's advantage is its reward against the other completions of the same prompt, and every
 token of the row gets it. The loss is PPO's clipped ratio plus `beta` times a KL to the reference.
 DeepSeekMath (Shao et al. 2024, arXiv 2402.03300), eq. 3; `loss_type` and `scale_rewards` give Dr. GRPO (arXiv
-2503.20783) and DAPO (arXiv 2503.14476), `importance_sampling_level=sequence` gives GSPO (arXiv 2507.18071).
+2503.20783) and DAPO (arXiv 2503.14476), `importance_sampling_level=sequence` gives GSPO (arXiv 2507.18071),
+`adv_estimator` RLOO and REINFORCE++, another `policy_loss` CISPO; conf/algo has a file for each.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from lit_rl.algorithms.base import RLModule
+from lit_rl.algorithms.base import RLModule, Stateful
+from lit_rl.algorithms.reporting import add_correction_metrics
 from lit_rl.batch import RolloutBatch
+from lit_rl.distributed import gather_rows
 from lit_rl.errors import ConfigError
-from lit_rl.functional.masking import Totals
-from lit_rl.functional.policy_loss import clip_fraction
+from lit_rl.functional.masking import Totals, clamped_frac, masked_mean
+from lit_rl.functional.policy_loss import LOG_RATIO_BOUND
 from lit_rl.models.roles import reference_of
-from lit_rl.objectives.advantage import Advantage
-from lit_rl.objectives.kl import KL
-from lit_rl.objectives.policy import ClippedSurrogate
+from lit_rl.objectives.advantage import Advantage, ScoredRows
+from lit_rl.objectives.covariance_losses import TokenPicking
+from lit_rl.objectives.kl import KL, KLCoefficient
+from lit_rl.objectives.policy import ClippedSurrogate, PolicyLoss, Terms
+from lit_rl.objectives.rollout_correction import RolloutCorrection
+from lit_rl.rollout.noise import uniforms
+from lit_rl.seeding import derived_seed
 
 
 class GRPO(RLModule):
@@ -26,29 +36,48 @@ class GRPO(RLModule):
 
     Args:
         advantage: how rewards become credit.
-        policy_loss: the clipped surrogate and its average.
-        kl: the penalty towards the reference; beta 0 loads none.
+        policy_loss: the clipped surrogate, or another loss, and its average.
+        kl: the penalty towards the reference, in the loss or in the reward; off loads none.
+        rollout_correction: weights of training over engine probability.
         base: the arguments of `RLModule`.
 
     Raises:
-        ConfigError: groups of one, which have nothing to be compared with.
+        ConfigError: groups of one, which have nothing to be compared with, or no estimator for a policy loss.
     """
 
     def __init__(
         self,
         *,
         advantage: Advantage | None = None,
-        policy_loss: ClippedSurrogate | None = None,
+        policy_loss: PolicyLoss | None = None,
         kl: KL | None = None,
+        rollout_correction: RolloutCorrection | None = None,
         **base: Any,
     ) -> None:
         super().__init__(**base)
         self.advantage = advantage or Advantage()
         self.policy_loss = policy_loss or ClippedSurrogate()
         self.kl = kl or KL()
-        if self.num_generations < 2 and self.has_policy_term and self.advantage.adv_estimator == "grpo":
+        self.kl_coef = KLCoefficient(self.kl.kl_ctrl) if self.kl.use_kl_in_reward else None
+        self.rollout_correction = rollout_correction or RolloutCorrection()
+        if self.has_policy_term:
+            self._check_estimator()
+        if self.rollout_correction.is_unbounded:
+            rank_zero_warn(
+                "algo.rollout_correction.rollout_is_threshold is null, so that nothing bounds the weights; "
+                "set it, e.g. to 2, to silence this."
+            )
+
+    def _check_estimator(self) -> None:
+        estimator = self.advantage.adv_estimator
+        if estimator == "none":
             raise ConfigError(
-                f"algo.num_generations must be >= 2 for algo.advantage.adv_estimator='grpo' (found "
+                "algo.advantage.adv_estimator must not be 'none' where the policy loss counts: it would "
+                "learn nothing; 'none' is for algo.distillation.distillation_weight 1.0."
+            )
+        if self.num_generations < 2 and self.advantage.is_group_relative:
+            raise ConfigError(
+                f"algo.num_generations must be >= 2 for algo.advantage.adv_estimator={estimator!r} (found "
                 f"{self.num_generations}): a group of one has nothing to be compared with."
             )
 
@@ -57,28 +86,111 @@ class GRPO(RLModule):
         """Whether the policy loss counts in the loss."""
         return True
 
+    @property
+    def stateful(self) -> dict[str, Stateful]:
+        moving = {"kl_coef": self.kl_coef} if self.kl_coef is not None and self.kl_coef.is_moving else {}
+        return {**super().stateful, **moving}
+
     def build_roles(self) -> None:
-        if self.kl.beta > 0:
+        if self.kl.needs_reference:
             self.ref = reference_of(self.policy)
+
+    # ------------------------------------------------------------------------------------------ once per step
 
     def prepare(self, rollout: RolloutBatch) -> None:
         super().prepare(rollout)
+        if rollout.old_logps is None and (self.kl.use_kl_in_reward or self.rollout_correction.rollout_is):
+            rollout.old_logps = self.logps(self.policy, rollout)
         if self.ref is not None:
             with self.ref.model() as model:
                 rollout.ref_logps = self.logps(model, rollout)
 
     def assign_credit(self, rollout: RolloutBatch) -> None:
-        assert rollout.rewards is not None
-        rollout.advantages = self.advantage(rollout.rewards, self.num_generations)
+        """Advantages first, from the rows as they were sampled; then what the engine's mismatch rejects."""
+        assert rollout.rewards is not None and rollout.completion_len is not None
+        assert rollout.completion_mask is not None
+        penalty = self.reward_penalty(rollout)
+        rows = ScoredRows(rollout.rewards, rollout.completion_len, rollout.completion_mask, penalty)
+        rollout.advantages = self.advantage(rows, self.num_generations)
+        if self.rollout_correction.rollout_is:
+            self.correct_(rollout)
+
+    def reward_penalty(self, rollout: RolloutBatch) -> Tensor:
+        """(B, T): what is subtracted from the reward of each token, KL times its weight. Collective.
+
+        The weight moves afterwards, so that a step is scored with one.
+        """
+        mask, rewards = rollout.completion_mask, rollout.rewards
+        assert mask is not None and rewards is not None
+        if self.kl_coef is None:
+            return torch.zeros(mask.shape, dtype=rewards.dtype, device=rewards.device)
+        assert rollout.old_logps is not None and rollout.ref_logps is not None
+        kl = self.kl.in_reward(rollout.old_logps, rollout.ref_logps, mask)
+        penalty = self.kl_coef.value * kl
+        self.sums.add("train/kl_in_reward", kl.sum(), mask.sum())
+        self.sums.add("train/kl_coef", self.kl_coef.value)
+        self.kl_coef.follow(kl, mask)
+        return penalty
+
+    def correct_(self, rollout: RolloutBatch) -> None:
+        """Fill in the weights against the engine, and take what they reject out of the loss.
+
+        Before optimizer batches are counted, so that divisors leave the rejected tokens out on every rank.
+
+        Raises:
+            ConfigError: the engine reported no log-probabilities.
+        """
+        if rollout.rollout_logps is None:
+            raise ConfigError(
+                "algo.rollout_correction.rollout_is needs the engine's log-probabilities and the rollout has "
+                "none; set rollout.calculate_log_probs=true."
+            )
+        assert rollout.old_logps is not None and rollout.completion_mask is not None
+        mask = rollout.completion_mask
+        correction = self.rollout_correction(rollout.old_logps, rollout.rollout_logps, mask)
+        rollout.rollout_is_weights, rollout.completion_mask = correction.weights, correction.mask
+        add_correction_metrics(self.sums, correction, rollout.old_logps, rollout.rollout_logps, mask)
+
+    # ----------------------------------------------------------------------------------- per optimizer batch
+
+    def optimizer_batches(self, rollout: RolloutBatch) -> Iterator[RolloutBatch]:
+        """As in the base; a loss that picks tokens picks them here, before the batch is cut. Collective."""
+        picks = self.has_policy_term and isinstance(self.policy_loss, TokenPicking)
+        if picks:
+            rollout.noise = self.noise(rollout)
+        for rows in super().optimizer_batches(rollout):
+            if picks:
+                rows.picked = self.picked(rows)
+            yield rows
+
+    def noise(self, rollout: RolloutBatch) -> Tensor:
+        """(B, T) uniform numbers that depend on (seed, step, prompt row, generation) alone."""
+        assert rollout.completion_ids is not None
+        size, width = rollout.completion_ids.shape
+        generations = [row % self.num_generations for row in range(size)]
+        seed = derived_seed(self.seed, "picked tokens")
+        return uniforms(seed, self.step, rollout.prompt_row.tolist(), generations, width).to(self.device)
+
+    def picked(self, rows: RolloutBatch) -> Tensor:
+        """(B, T) bool: the tokens of this rank that the loss treats apart. Collective."""
+        assert isinstance(self.policy_loss, TokenPicking)
+        mask, advantages, noise = rows.completion_mask, rows.advantages, rows.noise
+        assert mask is not None and advantages is not None and noise is not None
+        logps = self.logps(self.policy, rows)
+        old_logps = logps if rows.old_logps is None else rows.old_logps
+        log_ratios = self.policy_loss.log_ratio(logps, old_logps, mask)
+        (*terms, numbers), own = gather_rows(log_ratios, logps, advantages, mask, noise)
+        return self.policy_loss.picked(Terms(*terms), numbers)[own, : mask.shape[1]]
 
     def rows_in_loss(self, rows: RolloutBatch) -> RolloutBatch:
         """Rows without an advantage have no gradient: with nothing else in the loss they need no pass."""
-        is_all = self.ref is not None or self.policy_loss.entropy_coeff > 0
-        if is_all or self.policy_loss.loss_type == "bnpo":
+        if self.kl.beta > 0 or self.policy_loss.needs_every_row:
             return rows
         assert rows.advantages is not None
-        index = rows.advantages.nonzero().flatten()
+        index = rows.advantages.reshape(len(rows), -1).any(1).nonzero().flatten()
         return rows.select(index if len(index) else [0])
+
+    # --------------------------------------------------------------------------------------- per micro-batch
 
     def loss(self, micro_batch: RolloutBatch, totals: Totals) -> Tensor:
         scores = self.score(self.policy, micro_batch, with_entropy=True)
@@ -87,7 +199,7 @@ class GRPO(RLModule):
     def policy_term(
         self, micro_batch: RolloutBatch, logps: Tensor, entropy: Tensor | None, totals: Totals
     ) -> Tensor:
-        """Clipped surrogate, KL and entropy of these rows, as a share of the optimizer batch.
+        """Policy loss, KL and entropy of these rows, as a share of the optimizer batch.
 
         Args:
             micro_batch: rows with advantages, and ref_logps where there is a reference.
@@ -99,17 +211,33 @@ class GRPO(RLModule):
         assert mask is not None and advantages is not None and entropy is not None
         old_logps = logps.detach() if micro_batch.old_logps is None else micro_batch.old_logps
         log_ratios = self.policy_loss.log_ratio(logps, old_logps, mask)
-        policy_loss = self.policy_loss.mean(self.policy_loss.per_token(log_ratios, advantages), mask, totals)
-        loss, tokens = policy_loss, mask.sum()
-        if self.ref is not None:
-            assert micro_batch.ref_logps is not None
-            kl = self.kl.per_token(logps, micro_batch.ref_logps)
-            loss = loss + self.kl.beta * self.policy_loss.mean(kl, mask, totals)
-            self.sums.add("train/kl", (kl.detach() * mask).sum(), tokens)
+        per_token = self.policy_loss.per_token(Terms(log_ratios, logps, advantages, mask, micro_batch.picked))
+        if micro_batch.rollout_is_weights is not None:
+            per_token = self.policy_loss.weighted(per_token, micro_batch.rollout_is_weights, mask)
+        policy_loss = self.policy_loss.mean(per_token, mask, totals)
+        loss = policy_loss
+        if self.kl.beta > 0:
+            loss = loss + self.kl.beta * self.kl_term(micro_batch, logps, totals)
         if self.policy_loss.entropy_coeff > 0:
             loss = loss - self.policy_loss.entropy_coeff * self.policy_loss.mean(entropy, mask, totals)
         self.sums.add_share("train/policy_loss", policy_loss)
-        self.sums.add("train/entropy", (entropy.detach() * mask).sum(), tokens)
-        clipped = clip_fraction(log_ratios.detach(), advantages, mask, *self.policy_loss.bounds)
-        self.sums.add("train/clip_frac", clipped * tokens, tokens)
+        self.report_terms(log_ratios.detach(), advantages, mask, entropy.detach())
         return loss
+
+    def kl_term(self, micro_batch: RolloutBatch, logps: Tensor, totals: Totals) -> Tensor:
+        """KL to the reference of these rows, averaged as the policy loss is."""
+        mask = micro_batch.completion_mask
+        assert micro_batch.ref_logps is not None and mask is not None
+        kl, tokens = self.kl.per_token(logps, micro_batch.ref_logps), mask.sum()
+        self.sums.add("train/kl", (kl.detach() * mask).sum(), tokens)
+        self.sums.add("train/kl_clamped_frac", self.kl.clamped_frac(kl, mask) * tokens, tokens)
+        return self.policy_loss.mean(kl, mask, totals)
+
+    def report_terms(self, log_ratios: Tensor, advantages: Tensor, mask: Tensor, entropy: Tensor) -> None:
+        """Entropy, and how often the ratio is bounded: by the loss, and by the clamp that keeps it finite."""
+        tokens = mask.sum()
+        clipped = masked_mean(self.policy_loss.is_clipped(log_ratios, advantages).float(), mask)
+        self.sums.add("train/entropy", (entropy * mask).sum(), tokens)
+        self.sums.add("train/clip_frac", clipped * tokens, tokens)
+        clamped = clamped_frac(log_ratios, mask, bound=LOG_RATIO_BOUND)
+        self.sums.add("train/ratio_clamped_frac", clamped * tokens, tokens)

@@ -10,6 +10,10 @@
 | `rollout/reward_std` | mean over groups of the standard deviation in the group |
 | `rollout/zero_variance_frac` | groups of equal rewards / groups |
 | `rollout/all_right_frac`, `rollout/all_wrong_frac` | groups of right, or of wrong, rows only / groups |
+| `rollout_is/kl` | mean over tokens of k3 of KL(engine, trainer), the policy that generated |
+| `rollout_is/touched_frac` | tokens whose weight is bounded or that are rejected / tokens |
+| `rollout_is/effective_sample_frac` | (sum of weights)^2 / sum of squares / tokens; tokens that still count |
+| `rollout_is/max_ratio` | greatest ratio, before bounds |
 
 A row is right when its weighted reward reaches 1 (to 1e-6).
 """
@@ -18,7 +22,9 @@ import torch
 from torch import Tensor
 
 from lit_rl.batch import RolloutBatch
-from lit_rl.distributed import world_size
+from lit_rl.distributed import all_sum_, world_size
+from lit_rl.functional.importance import Correction
+from lit_rl.functional.kl import k3
 from lit_rl.metrics import MetricSums
 
 RIGHT = 1.0 - 1e-6
@@ -62,3 +68,28 @@ def group_std(groups: Tensor) -> Tensor:
     mean = groups.nanmean(1, keepdim=True)
     squares = (groups - mean).square().nansum(1)
     return (squares / (count - 1).clamp(min=1)).sqrt()
+
+
+def add_correction_metrics(
+    sums: MetricSums, correction: Correction, old_logps: Tensor, rollout_logps: Tensor, mask: Tensor
+) -> None:
+    """How far the engine's probabilities are from the trainer's, and what that costs. Collective.
+
+    Args:
+        sums: where they go.
+        correction: of this rank's rows.
+        old_logps: (B, T) by the training model.
+        rollout_logps: (B, T) as the engine reported.
+        mask: (B, T) bool, the loss mask before the correction.
+    """
+    tokens, kept = mask.sum(), correction.mask
+    ratio = correction.log_ratio.exp().expand(mask.shape)
+    is_touched = mask & (~kept | (correction.weights < ratio))
+    sums.add("rollout_is/kl", (k3(rollout_logps, old_logps) * mask).sum(), tokens)
+    sums.add("rollout_is/touched_frac", is_touched.sum(), tokens)
+    sums.add_max("rollout_is/max_ratio", (ratio * mask).max() if mask.numel() else 0.0)
+    weights = (correction.weights * kept).double()
+    total, squares, count = all_sum_(
+        torch.stack([weights.sum(), weights.square().sum(), kept.sum().double()])
+    )
+    sums.add("rollout_is/effective_sample_frac", total**2 / (squares * count).clamp(min=1e-30))

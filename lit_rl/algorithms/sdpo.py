@@ -184,6 +184,8 @@ class SDPO(GRPO):
         else:
             per_token, logps = self.token_divergence(micro_batch)
         per_token = self.distillation.weighted(per_token, logps, micro_batch.old_logps)
+        if micro_batch.rollout_is_weights is not None:
+            per_token = per_token * micro_batch.rollout_is_weights
         loss = self.distillation.mean(per_token, mask, totals)
         self.sums.add_share("train/distillation_loss", loss)
         return loss

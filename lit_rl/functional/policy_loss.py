@@ -257,12 +257,33 @@ def clip_cov(
         (B, T) loss per token, zero for those taken out.
     """
     loss = clipped_surrogate(log_ratio, advantages, epsilon=epsilon, epsilon_high=epsilon_high)
+    clip = {"epsilon": epsilon, "epsilon_high": epsilon_high}
+    band = {"cov_ratio": cov_ratio, "cov_low": cov_low, "cov_high": cov_high}
+    taken = clip_cov_tokens(log_ratio, logps, advantages, mask, noise, **clip, **band)  # type: ignore[arg-type]
+    return torch.where(taken, torch.zeros_like(loss), loss)
+
+
+def clip_cov_tokens(
+    log_ratio: Tensor,
+    logps: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    noise: Tensor,
+    *,
+    epsilon: float,
+    epsilon_high: float | None,
+    cov_ratio: float,
+    cov_low: float,
+    cov_high: float,
+) -> Tensor:
+    """(B, T) bool: the tokens that `clip_cov` takes out. Arguments as there.
+
+    Mean, share and noise are over the rows given: give it the whole optimizer batch.
+    """
     covariance = token_covariance(logps, advantages, mask)
     clipped = is_clipped(log_ratio, advantages, epsilon, epsilon_high)
     candidates = mask.bool() & ~clipped & (covariance > cov_low) & (covariance < cov_high)
-    count = max(int(cov_ratio * int(mask.sum())), 1)
-    taken = _least(noise, candidates, count)
-    return torch.where(taken, torch.zeros_like(loss), loss)
+    return _least(noise, candidates, _share(mask, cov_ratio))
 
 
 def kl_cov(
@@ -289,10 +310,28 @@ def kl_cov(
     Returns:
         (B, T) loss per token.
     """
+    paying = kl_cov_tokens(logps, advantages, mask, cov_ratio=cov_ratio)
+    return penalised_surrogate(log_ratio, advantages, paying, kl_coef=kl_coef)
+
+
+def kl_cov_tokens(logps: Tensor, advantages: Tensor, mask: Tensor, *, cov_ratio: float) -> Tensor:
+    """(B, T) bool: the tokens that pay in `kl_cov`. Arguments as there.
+
+    Mean and share are over the rows given: give it the whole optimizer batch.
+    """
+    covariance = token_covariance(logps, advantages, mask)
+    return _least(-covariance, mask.bool(), _share(mask, cov_ratio))
+
+
+def penalised_surrogate(log_ratio: Tensor, advantages: Tensor, paying: Tensor, *, kl_coef: float) -> Tensor:
+    """(B, T) loss `-r A`, plus `kl_coef |log r|` where `paying` is true. Arguments as in `kl_cov`."""
     loss = -per_token(advantages) * log_ratio.exp()
-    count = max(int(cov_ratio * int(mask.sum())), 1)
-    paying = _least(-token_covariance(logps, advantages, mask), mask.bool(), count)
     return torch.where(paying, loss + kl_coef * log_ratio.abs(), loss)
+
+
+def _share(mask: Tensor, ratio: float) -> int:
+    """That share of the counted tokens, at least one."""
+    return max(int(ratio * int(mask.sum())), 1)
 
 
 def _least(values: Tensor, candidates: Tensor, count: int) -> Tensor:

@@ -1,51 +1,180 @@
-"""KL: the penalty that keeps the policy near its reference, in the loss."""
+"""KL: the penalty that keeps the policy near its reference, in the loss or in the reward.
 
-from dataclasses import dataclass
+With `d = logps - ref_logps` of a sampled token, `KL(p, r) = E_p[log p - log r]`, `p` the policy and `r` the
+reference. The gradient that each option has in expectation over samples of the policy, exactly while the
+policy is the one that sampled:
+
+| estimator | value | in the loss: `kl_loss_type` | in the reward: `kl_penalty` |
+| --- | --- | --- | --- |
+| `kl` (k1) | `d` | zero, so it is refused | of KL(p, r) |
+| `abs` | `abs(d)` | of the sum of `abs(p - r)`, twice the total variation | of no distance |
+| `mse` (k2) | `d^2 / 2` | of KL(p, r) | of E[d^2 / 2] - KL(p, r) |
+| `low_var_kl` (k3) | `exp(-d) - 1 + d` | of KL(r, p) | of KL(p, r) - KL(r, p) |
+| `kl+`, `abs+`, `mse+`, `low_var_kl+` | as without the + | of KL(p, r), the gradient of k2 | not offered |
+
+So the penalty towards KL(p, r) is `mse` or a `+` in the loss, and `kl` in the reward. In the reward nothing
+is differentiated, the estimate is a cost of the sampled tokens. tests/objectives/test_kl.py holds the code to
+this table. Source of k1, k2 and k3: Schulman, "Approximating KL divergence" (2020).
+"""
+
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
+from lit_rl.distributed import all_sum_
 from lit_rl.errors import ConfigError
-from lit_rl.functional import kl as estimators
+from lit_rl.functional.kl import ESTIMATORS, LOW_VAR_KL_BOUND, adapted_coef
+from lit_rl.functional.masking import clamped_frac, masked_mean
 
-ESTIMATORS = {
-    "abs": estimators.k_abs,
-    "mse": estimators.k2,
-    "low_var_kl": estimators.k3,
-}
+
+@dataclass(frozen=True)
+class KLControl:
+    """Weight of a KL in the reward (source: verl `algorithm.kl_ctrl`; Ziegler et al. 2019, arXiv 1909.08593).
+
+    Args:
+        type: "fixed" keeps the weight; "adaptive" moves it by up to 0.2 * rows / horizon per step, toward
+            more while the KL is above target_kl.
+        kl_coef: the weight, or its first value.
+        horizon: adaptive: pace, in rows.
+        target_kl: adaptive: aim, KL per token.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    key: ClassVar[str] = "algo.kl.kl_ctrl"
+
+    type: Literal["fixed", "adaptive"] = "fixed"
+    kl_coef: float = 0.005
+    horizon: int = 10000
+    target_kl: float = 0.1
+
+    def __post_init__(self) -> None:
+        checks = [
+            ("kl_coef", self.kl_coef >= 0, "must be >= 0"),
+            ("horizon", self.horizon >= 1, "must be >= 1"),
+            ("target_kl", self.target_kl > 0, "must be > 0"),
+        ]
+        for name, is_legal, rule in checks:
+            if not is_legal:
+                raise ConfigError(f"{self.key}.{name} {rule} (found {getattr(self, name)!r}).")
+
+
+class KLCoefficient:
+    """The weight of a KL in the reward as it moves; part of every checkpoint where it does.
+
+    Args:
+        control: its settings.
+    """
+
+    def __init__(self, control: KLControl) -> None:
+        self.control = control
+        self.value = control.kl_coef
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether a checkpoint must hold it."""
+        return self.control.type == "adaptive"
+
+    def follow(self, kl: Tensor, mask: Tensor) -> None:
+        """After a step: move toward the target, by the mean over rows of the KL per token. Collective.
+
+        Args:
+            kl: (B, T) of this rank's rows.
+            mask: (B, T) bool.
+        """
+        if not self.is_moving:
+            return
+        per_row = masked_mean(kl, mask, dim=-1).double()  # (B,)
+        total, rows = all_sum_(torch.stack([per_row.sum(), per_row.new_tensor(float(len(per_row)))])).tolist()
+        control = self.control
+        self.value = adapted_coef(
+            self.value,
+            total / max(rows, 1.0),
+            target_kl=control.target_kl,
+            horizon=control.horizon,
+            rows=int(rows),
+        )
+
+    def state_dict(self) -> dict[str, float]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.value = state["value"]
 
 
 @dataclass(frozen=True)
 class KL:
-    """KL to the reference as a term of the loss (source: TRL `beta`; verl `kl_loss_type`).
+    """KL to the reference, as a term of the loss or of the reward (source: TRL `beta`; verl `kl_loss_type`).
 
     Args:
-        beta: weight; 0 loads no reference.
-        kl_loss_type: "low_var_kl" is k3 (Schulman 2020, "Approximating KL divergence"), "mse" k2, "abs" |k1|.
+        beta: weight in the loss; 0 is off.
+        kl_loss_type: estimator in the loss: "low_var_kl" (k3), "mse" (k2), "abs", or one of these or "kl"
+            with + for the gradient of KL(policy, ref); "kl" alone is refused.
+        use_kl_in_reward: subtract kl_ctrl.kl_coef times the KL from the reward instead: from each token's
+            where the estimator is one over tokens (reinforce_plus_plus, reward), else the row's sum from the
+            row's reward, before the advantage.
+        kl_penalty: estimator in the reward.
+        kl_ctrl: weight in the reward.
 
     Raises:
-        ConfigError: beta is negative, or the estimator is "kl", whose expected gradient in a loss is zero.
+        ConfigError: beta is negative, or the estimator in the loss is "kl", whose expected gradient there is
+            zero.
     """
 
     key: ClassVar[str] = "algo.kl"
 
     beta: float = 0.0
-    kl_loss_type: Literal["kl", "abs", "mse", "low_var_kl"] = "low_var_kl"
+    kl_loss_type: Literal["kl", "abs", "mse", "low_var_kl", "kl+", "abs+", "mse+", "low_var_kl+"] = (
+        "low_var_kl"
+    )
+    use_kl_in_reward: bool = False
+    kl_penalty: Literal["kl", "abs", "mse", "low_var_kl"] = "kl"
+    kl_ctrl: KLControl = field(default_factory=KLControl)
 
     def __post_init__(self) -> None:
         if self.beta < 0:
             raise ConfigError(f"{self.key}.beta must be >= 0 (found {self.beta!r}).")
         if self.kl_loss_type == "kl":
             raise ConfigError(
-                f"{self.key}.kl_loss_type must be low_var_kl, mse or abs (found 'kl'): inside the loss the "
-                f"expected gradient of 'kl' is zero, so it would penalise nothing."
+                f"{self.key}.kl_loss_type must not be 'kl': inside the loss the expected gradient of 'kl' is "
+                f"zero, so it would penalise nothing; 'kl+' has its value and the gradient of the KL."
             )
 
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the reference has to score the completions."""
+        return self.beta > 0 or self.use_kl_in_reward
+
     def per_token(self, logps: Tensor, ref_logps: Tensor) -> Tensor:
-        """(B, T): the estimate at each token.
+        """(B, T): the estimate at each token, for the loss.
 
         Args:
             logps: (B, T), with gradient.
             ref_logps: (B, T).
         """
         return ESTIMATORS[self.kl_loss_type](logps, ref_logps)
+
+    def in_reward(self, old_logps: Tensor, ref_logps: Tensor, mask: Tensor) -> Tensor:
+        """(B, T): the estimate at each token, for the reward; 0 where the mask is false.
+
+        Args:
+            old_logps: (B, T) of the policy that sampled.
+            ref_logps: (B, T).
+            mask: (B, T) bool.
+        """
+        kl = ESTIMATORS[self.kl_penalty](old_logps, ref_logps)
+        return torch.where(mask, kl, torch.zeros_like(kl)).detach()
+
+    def clamped_frac(self, kl: Tensor, mask: Tensor) -> Tensor:
+        """Share of the counted tokens whose estimate the bound of low_var_kl holds; the others have none.
+
+        Args:
+            kl: (B, T) as `per_token` gives it.
+            mask: (B, T) bool.
+        """
+        if not self.kl_loss_type.startswith("low_var_kl"):
+            return kl.new_zeros(())
+        return clamped_frac(kl, mask, bound=LOW_VAR_KL_BOUND)
