@@ -5,14 +5,13 @@ step.
 import torch
 from torch import Tensor
 
-from lit_rl.distributed import all_max_, all_sum_
+from lit_rl.distributed import all_max_, all_sum_, gather_objects, is_distributed
 
 
 class MetricSums:
     """Means, maxima and losses of a step, exact over micro-batches and ranks.
 
-    Nothing is read from the device until `reduce`, which makes at most three collectives, so every rank must
-    have added the same names.
+    Nothing is read from the device until `reduce`.
 
     Args:
         device: where the sums are kept.
@@ -48,6 +47,7 @@ class MetricSums:
     def reduce(self) -> dict[str, float]:
         """Every metric over all ranks, by name; a mean is 0 where nothing was counted. Collective."""
         out: dict[str, float] = {}
+        self._take_names_of_all_ranks()
         if self._sums:
             table = all_sum_(torch.stack(list(self._sums.values())))
             means = table[:, 0] / torch.where(table[:, 1] == 0, torch.ones_like(table[:, 1]), table[:, 1])
@@ -59,6 +59,18 @@ class MetricSums:
             maxima = all_max_(torch.stack(list(self._maxima.values())))
             out.update(zip(self._maxima, maxima.tolist(), strict=True))
         return out
+
+    def _take_names_of_all_ranks(self) -> None:
+        """A name that this rank did not see, such as the metric of a reward function, counts nothing here."""
+        if not is_distributed():
+            return
+        tables = (self._sums, self._shares, self._maxima)
+        seen = gather_objects(tuple(list(table) for table in tables))
+        for kind, (table, nothing) in enumerate(zip(tables, ([0.0, 0.0], 0.0, -torch.inf), strict=True)):
+            names = dict.fromkeys(name for names in seen for name in names[kind])
+            ordered = {name: table.get(name, self._scalar(torch.tensor(nothing))) for name in names}
+            table.clear()
+            table.update(ordered)
 
     def _scalar(self, value: Tensor | float) -> Tensor:
         return torch.as_tensor(value).detach().to(self.device, torch.float64)

@@ -4,7 +4,7 @@ import math
 import os
 import warnings
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import lightning as L
 import torch
@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lit_rl.algorithms.iteration import rl_iteration
 from lit_rl.algorithms.reporting import add_reward_metrics, add_rollout_metrics
 from lit_rl.algorithms.samples import samples_of
-from lit_rl.algorithms.state import add_state, take_state
+from lit_rl.algorithms.state import Stateful, add_state, take_state
 from lit_rl.algorithms.validation import ValidationScores
 from lit_rl.batch import RolloutBatch
 from lit_rl.data.chat import Chat
@@ -24,6 +24,7 @@ from lit_rl.errors import ConfigError
 from lit_rl.functional.masking import Totals, totals_of
 from lit_rl.hooks import emit
 from lit_rl.metrics import MetricSums
+from lit_rl.models.parameters import decay_groups
 from lit_rl.models.roles import Role
 from lit_rl.models.score import Rows, TokenScores, check_head, score
 from lit_rl.objectives.batch_plan import BatchPlan
@@ -31,14 +32,6 @@ from lit_rl.rewards.base import RewardSum, Sample
 from lit_rl.rollout.sampling import Sampling
 from lit_rl.seeding import derived_generator
 from lit_rl.timing import Clock
-
-
-class Stateful(Protocol):
-    """A moving part outside the policy's parameters, as a checkpoint sees it."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Any) -> None: ...
 
 
 class RLModule(L.LightningModule):
@@ -203,7 +196,7 @@ class RLModule(L.LightningModule):
 
     def samples(self, rollout: RolloutBatch) -> list[Sample]:
         """The rows as reward functions see them."""
-        return samples_of(rollout, self.chat, self.trainer.datamodule.prompt_key)  # type: ignore[attr-defined]
+        return samples_of(rollout, self.chat, self.trainer.datamodule)  # type: ignore[attr-defined]
 
     def score(self, model: nn.Module, rows: RolloutBatch, *, with_entropy: bool = False) -> TokenScores:
         """Log-probabilities of the completions under a model, at the sampling temperature."""
@@ -323,7 +316,8 @@ class RLModule(L.LightningModule):
             scores = self.reward(self.samples(rollout))
             rollout.rewards, rollout.rewards_per_func = scores.rewards, scores.rewards_per_func
             rollout.feedback = scores.feedback
-            self.validation.add(rollout, self.trainer.datamodule.data_source_key)  # type: ignore[attr-defined]
+            sources = rollout.columns.get(self.trainer.datamodule.data_source_key)  # type: ignore[attr-defined]
+            self.validation.add(rollout, sources, self.reward)
 
     def on_validation_epoch_end(self) -> None:
         """Log accuracy per data source over all ranks. Collective."""
@@ -365,6 +359,8 @@ class RLModule(L.LightningModule):
 
     def setup(self, stage: str) -> None:
         """Build what needs the initial policy. A checkpoint is read later, so copies start from there."""
+        if self.reward is not None and stage == "fit":
+            self.reward.check_columns(self.trainer.datamodule.column_names())  # type: ignore[attr-defined]
         if self._is_built:
             return
         self._is_built = True
@@ -382,14 +378,7 @@ class RLModule(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """The optimizer over decayed and undecayed parameters, and its schedule in iterations."""
-        trained = [p for p in self.policy.parameters() if p.requires_grad]
-        if not trained:
-            raise ConfigError("The policy has no trainable parameter.")
-        decayed, undecayed = [p for p in trained if p.ndim >= 2], [p for p in trained if p.ndim < 2]
-        groups: list[dict[str, Any]] = [{"params": decayed}]
-        if undecayed:
-            groups.append({"params": undecayed, "weight_decay": 0.0})
-        optimizer = self.optimizer(groups)
+        optimizer = self.optimizer(decay_groups(self.policy))
         total_steps = int(self.trainer.estimated_stepping_batches)
         schedule = self.scheduler(optimizer, total_steps=total_steps)  # type: ignore[call-arg]
         return {"optimizer": optimizer, "lr_scheduler": schedule}

@@ -1,17 +1,19 @@
 """The rows of a rollout as reward functions and teachers see them: text and columns."""
 
+from typing import Any
+
 from lit_rl.batch import RolloutBatch
 from lit_rl.data.chat import Chat
 from lit_rl.rewards.base import Sample
 
 
-def samples_of(rollout: RolloutBatch, chat: Chat, prompt_key: str) -> list[Sample]:
+def samples_of(rollout: RolloutBatch, chat: Chat, data: Any) -> list[Sample]:
     """One sample per row.
 
     Args:
         rollout: rows with completions.
         chat: decodes them.
-        prompt_key: column of the prompt.
+        data: the datamodule, which knows the columns of prompt, source and reference answer.
     """
     assert rollout.completion_ids is not None and rollout.completion_len is not None
     assert rollout.finish_reason is not None
@@ -20,11 +22,13 @@ def samples_of(rollout: RolloutBatch, chat: Chat, prompt_key: str) -> list[Sampl
     columns = [{name: values[i] for name, values in rollout.columns.items()} for i in range(len(rollout))]
     return [
         Sample(
-            prompt=values.get(prompt_key),
+            prompt=values.get(data.prompt_key),
             completion=chat.decode(tokens),
             completion_ids=tokens,
             columns=values,
             finish_reason=reason,
+            data_source_key=data.data_source_key,
+            reward_model_key=data.reward_model_key,
         )
         for tokens, values, reason in zip(ids, columns, rollout.finish_reason, strict=True)
     ]

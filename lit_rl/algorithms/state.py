@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lit_rl.errors import DataError
 
 if TYPE_CHECKING:
     from lit_rl.algorithms.base import RLModule
+
+
+class Stateful(Protocol):
+    """A moving part outside the policy's parameters, as a checkpoint sees it."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Any) -> None: ...
 
 
 def add_state(module: RLModule, checkpoint: dict[str, Any]) -> None:

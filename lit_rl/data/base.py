@@ -121,6 +121,10 @@ class RowDataModule(L.LightningDataModule):
         counts = {split: sum(len(block.rows) for block in self._blocks(split)) for split in splits}
         return {"val": 0, **counts}
 
+    def column_names(self) -> list[str]:
+        """Columns of the training rows that are handed to the rewards."""
+        return list(self._opened("train")[0])
+
     def total_steps(self, max_steps: int = -1) -> int:
         """Steps of the run: `max_steps`, or floor(total_epochs * N / P) when that is -1.
 

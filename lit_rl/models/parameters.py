@@ -22,15 +22,14 @@ def trainable_parameters(policy: nn.Module) -> list[nn.Parameter]:
     return parameters
 
 
-def decay_groups(policy: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Optimizer groups of the trainable parameters: matrices decay, norms and biases do not.
+def decay_groups(policy: nn.Module) -> list[dict[str, Any]]:
+    """Optimizer groups of the trainable parameters: matrices take the optimizer's decay, norms and biases none.
 
     Norms and biases are the vectors, and any tensor named bias (the experts of a layer hold theirs together).
     Empty groups are left out.
 
     Args:
         policy: the model that trains.
-        weight_decay: of the matrices.
 
     Raises:
         ConfigError: nothing is trainable.
@@ -40,7 +39,7 @@ def decay_groups(policy: nn.Module, weight_decay: float) -> list[dict[str, Any]]
     plain = [p for name, p in named if p.ndim < 2 or name.endswith("bias")]
     excluded = {id(p) for p in plain}
     decayed = [p for _, p in named if id(p) not in excluded]
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": plain, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
 

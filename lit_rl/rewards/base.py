@@ -78,6 +78,11 @@ class RewardSum:
         """Names of the functions, one per column of `rewards_per_func`."""
         return list(self.functions)
 
+    @property
+    def verifier(self) -> str | None:
+        """The function whose score of 1 makes a completion right; None: the weighted sum decides."""
+        return "by_source" if "by_source" in self.functions else None
+
     def check_columns(self, available: Iterable[str]) -> None:
         """Refuse, before the first rollout, data that lacks what a function needs.
 

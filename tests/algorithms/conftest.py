@@ -21,7 +21,8 @@ from lit_rl.paths import resolve_model_path
 class StoredRollouts(L.LightningDataModule):
     """A datamodule whose batches carry their completions."""
 
-    prompt_key, data_source_key, privileged_context_key = "prompt", "data_source", "privileged_context"
+    prompt_key, data_source_key = "prompt", "data_source"
+    reward_model_key, privileged_context_key = "reward_model", "privileged_context"
 
     def __init__(self, batches: list[RolloutBatch], chat: Chat) -> None:
         super().__init__()

@@ -252,12 +252,12 @@ def test_nothing_trainable_is_an_error():
 
 def test_norms_and_biases_do_not_decay():
     model = tiny_gpt2()
-    decayed, plain = decay_groups(model, 0.1)
-    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
+    decayed, plain = decay_groups(model)
+    assert "weight_decay" not in decayed and plain["weight_decay"] == 0.0
     assert all(p.ndim == 2 for p in decayed["params"]) and all(p.ndim == 1 for p in plain["params"])
     assert {id(p) for g in (decayed, plain) for p in g["params"]} == {id(p) for p in model.parameters()}
-    adapters = decay_groups(tiny_lora(tiny_llama()), 0.1)
-    assert len(adapters) == 1 and adapters[0]["weight_decay"] == 0.1
+    adapters = decay_groups(tiny_lora(tiny_llama()))
+    assert len(adapters) == 1 and "weight_decay" not in adapters[0]
 
 
 def test_routers_are_frozen_where_there_are_any(tmp_path, folder):
