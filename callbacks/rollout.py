@@ -76,10 +76,18 @@ class RolloutGeneration(L.Callback):
     Args:
         engine: writes completions.
         val_kwargs: how validation completions are drawn.
+        calculate_log_probs: keep the engine's log-probabilities, for `algo.rollout_correction` and the metric
+            `rollout_is/kl`; else they are dropped.
     """
 
-    def __init__(self, engine: RolloutEngine, val_kwargs: ValSampling | None = None) -> None:
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        val_kwargs: ValSampling | None = None,
+        calculate_log_probs: bool = False,
+    ) -> None:
         self.engine = engine
+        self.calculate_log_probs = calculate_log_probs
         self.val_kwargs = val_kwargs or ValSampling()
         self._is_bound = False
 
@@ -147,7 +155,7 @@ class RolloutGeneration(L.Callback):
         self.bind(pl_module)
         if self.engine.policy_version != pl_module.policy_version:
             self.engine.sync_weights(named_base_tensors(pl_module.policy), pl_module.policy_version)
-        return self.engine.generate(
+        rollout = self.engine.generate(
             prompts.to(pl_module.device),
             num_generations=num_generations,
             sampling=sampling,
@@ -155,6 +163,7 @@ class RolloutGeneration(L.Callback):
             step=pl_module.step,
             on_progress=self._progress(pl_module.trainer),
         )
+        return rollout if self.calculate_log_probs else replace(rollout, rollout_logps=None)
 
     def bind(self, pl_module: RLModule) -> None:
         """Connect the engine with the policy, once."""

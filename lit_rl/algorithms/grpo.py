@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lit_rl.algorithms.base import RLModule, Stateful
-from lit_rl.algorithms.reporting import add_correction_metrics
+from lit_rl.algorithms.reporting import add_correction_metrics, add_mismatch
 from lit_rl.batch import RolloutBatch
 from lit_rl.distributed import gather_rows
 from lit_rl.errors import ConfigError
@@ -221,6 +221,8 @@ class GRPO(RLModule):
         if self.policy_loss.entropy_coeff > 0:
             loss = loss - self.policy_loss.entropy_coeff * self.policy_loss.mean(entropy, mask, totals)
         self.sums.add_share("train/policy_loss", policy_loss)
+        if micro_batch.rollout_logps is not None and micro_batch.rollout_is_weights is None:
+            add_mismatch(self.sums, old_logps, micro_batch.rollout_logps, mask)
         self.report_terms(log_ratios.detach(), advantages, mask, entropy.detach())
         return loss
 

@@ -85,7 +85,7 @@ def add_correction_metrics(
     tokens, kept = mask.sum(), correction.mask
     ratio = correction.log_ratio.exp().expand(mask.shape)
     is_touched = mask & (~kept | (correction.weights < ratio))
-    sums.add("rollout_is/kl", (k3(rollout_logps, old_logps) * mask).sum(), tokens)
+    add_mismatch(sums, old_logps, rollout_logps, mask)
     sums.add("rollout_is/touched_frac", is_touched.sum(), tokens)
     sums.add_max("rollout_is/max_ratio", (ratio * mask).max() if mask.numel() else 0.0)
     weights = (correction.weights * kept).double()
@@ -93,3 +93,8 @@ def add_correction_metrics(
         torch.stack([weights.sum(), weights.square().sum(), kept.sum().double()])
     )
     sums.add("rollout_is/effective_sample_frac", total**2 / (squares * count).clamp(min=1e-30))
+
+
+def add_mismatch(sums: MetricSums, old_logps: Tensor, rollout_logps: Tensor, mask: Tensor) -> None:
+    """KL of the engine from the trainer, both with the weights that generated. Arguments as above."""
+    sums.add("rollout_is/kl", (k3(rollout_logps, old_logps) * mask).sum(), mask.sum())

@@ -1,20 +1,6 @@
-"""Rules of the algorithm, its sampling and its model."""
+"""Rules of the algorithm, its sampling and its model. Of its objectives: objective_rules."""
 
 from lit_rl.configuration.settings import Settings
-
-
-def groups_of_one(settings: Settings) -> str | None:
-    """Rule 4."""
-    estimator, size = settings.get("algo.advantage.adv_estimator"), settings.get("algo.num_generations", 2)
-    has_policy_term = settings.get("algo.distillation.distillation_weight", 0.0) < 1
-    if size >= 2 or estimator not in ("grpo", "grpo_passk", "rloo", "opo", "reinforce_plus_plus_baseline"):
-        return None
-    if not has_policy_term:
-        return None
-    return (
-        f"algo.num_generations (found {size}) must be at least 2 for algo.advantage.adv_estimator "
-        f"{estimator!r}: a group of one has nothing to be compared with."
-    )
 
 
 def sampling_can_be_learned_from(settings: Settings) -> str | None:
@@ -53,47 +39,6 @@ def every_row_truncated(settings: Settings) -> str | None:
         "algo.sampling.ignore_eos and algo.mask_truncated_completions exclude each other: every row would "
         "reach the length limit and drop out."
     )
-
-
-def scaling(settings: Settings) -> str | None:
-    """Rule 10."""
-    estimator = settings.get("algo.advantage.adv_estimator", "grpo")
-    if estimator == "none":
-        keys = ["algo.advantage.scale_rewards", "algo.advantage.std_epsilon"]
-        if (message := settings.idle(keys, "algo.advantage.adv_estimator=grpo")) is not None:
-            return message
-        weight = settings.get("algo.distillation.distillation_weight", 0.0)
-        if weight != 1.0:
-            return (
-                f"algo.advantage.adv_estimator 'none' needs algo.distillation.distillation_weight 1.0 "
-                f"(found {weight}): nothing else would be learned from."
-            )
-    if settings.get("algo.advantage.scale_rewards") == "none":
-        return settings.idle(["algo.advantage.std_epsilon"], "algo.advantage.scale_rewards other than none")
-    return None
-
-
-def kl_estimator(settings: Settings) -> str | None:
-    """Rule 12."""
-    if settings.get("algo.kl.beta", 0.0) > 0:
-        return None
-    return settings.idle(["algo.kl.kl_loss_type"], "algo.kl.beta above 0")
-
-
-def reference_sync(settings: Settings) -> str | None:
-    """Rule 14."""
-    if settings.get("callbacks.reference_sync") is None:
-        return None
-    beta = settings.get("algo.kl.beta", 0.0)
-    if beta == 0:
-        return f"callbacks.reference_sync needs a reference: algo.kl.beta above 0 (found {beta!r})."
-    rank = settings.get("model.lora.lora_rank", 0)
-    if rank > 0:
-        return (
-            f"callbacks.reference_sync needs model.lora.lora_rank 0 (found {rank}): with adapters the "
-            "reference is the base model itself and cannot be mixed."
-        )
-    return None
 
 
 def supervised_only(settings: Settings) -> str | None:

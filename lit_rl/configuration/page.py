@@ -17,14 +17,29 @@ from omegaconf import OmegaConf
 from lit_rl.configuration.compose import Source
 from lit_rl.configuration.root import Run
 from lit_rl.configuration.signature import described, resolved, signature
-from lit_rl.configuration.tree import NODE_KEYS, joined, link
+from lit_rl.configuration.tree import NODE_KEYS, at, joined, link
 from lit_rl.configuration.validate import block_class
 
 GROUPS = (
     ("data", ("arithmetic", "gsm8k", "sciknoweval", "parquet", "chat_sft")),
     ("model", ("tiny", "smollm2_135m", "hf")),
     ("reward", ("by_source", "random")),
-    ("algo", ("sdpo", "grpo", "sft")),
+    (
+        "algo",
+        (
+            "sdpo",
+            "grpo",
+            "dr_grpo",
+            "dapo",
+            "gspo",
+            "cispo",
+            "rloo",
+            "reinforce_plus_plus",
+            "reinforce_plus_plus_baseline",
+            "sft",
+        ),
+    ),
+    ("policy_loss", ("clipped", "gpg", "cispo", "sapo", "geo_mean", "clip_cov", "kl_cov")),
     ("optim", ("adamw", "adam", "sgd")),
     ("schedule", ("default",)),
     ("rollout", ("hf",)),
@@ -33,6 +48,7 @@ GROUPS = (
     ("logger", ("default", "tensorboard", "csv", "console", "none")),
     ("trainer", ("cpu", "gpu", "ddp")),
 )
+NODE_OF = {"policy_loss": "algo.policy_loss"}  # where a group's files land, if not under its name
 HEAD = """# Every key
 
 Written by `python -m lit_rl.configuration.page conf` from the yaml files and the constructors' docstrings;
@@ -95,8 +111,9 @@ def _group_rows(source: Source, group: str, choices: tuple[str, ...]) -> dict[st
     rows: dict[str, Row] = {}
     comments = _comments(source.folder / group)
     for choice in choices:
-        node = _alone(source, f"{group}/{choice}").get(group, {})
-        _collect(rows, node, group, choice, comments)
+        key = NODE_OF.get(group, group)
+        node = at(_alone(source, f"{group}/{choice}"), key) or {}
+        _collect(rows, node, key, choice, comments)
     return rows
 
 
@@ -167,7 +184,11 @@ def _table(rows: dict[str, Row], choices: tuple[str, ...]) -> str:
 
 def _defaults(row: Row, choices: tuple[str, ...]) -> str:
     first, value = next(iter(row.defaults.items()))
-    others = [f"{choice}: {_code(other)}" for choice, other in row.defaults.items() if other != value]
+    by_value: dict[str, list[str]] = {}
+    for choice, other in row.defaults.items():
+        if other != value:
+            by_value.setdefault(_code(other), []).append(choice)
+    others = [f"{', '.join(names)}: {code}" for code, names in by_value.items()]
     only = "" if len(row.defaults) == len(choices) or first == "train" else _only(row, choices)
     return "; ".join([_code(value), *others]) + only
 
@@ -175,6 +196,9 @@ def _defaults(row: Row, choices: tuple[str, ...]) -> str:
 def _only(row: Row, choices: tuple[str, ...]) -> str:
     if choices[0] == "default":
         return ""
+    missing = [choice for choice in choices if choice not in row.defaults]
+    if len(missing) < len(row.defaults):
+        return f" (not {', '.join(missing)})"
     return f" ({', '.join(row.defaults)})"
 
 
@@ -198,8 +222,13 @@ def _presets(source: Source) -> str:
     lines = ["| file | key | value |", "| --- | --- | --- |"]
     names = [f"algo/{choice}" for choice in dict(GROUPS)["algo"]]
     names += sorted(f"preset/{path.stem}" for path in (source.folder / "preset").glob("*.yaml"))
+    told: list[Any] = []
     for name in names:
-        for key, value in _flat(_alone(source, name)):
+        content = _flat(_alone(source, name))
+        if content in told:  # a preset that only names another one
+            continue
+        told.append(content)
+        for key, value in content:
             if not (name.startswith("algo/") and key.startswith("algo.")):
                 lines.append(f"| `{name}` | `{key}` | {_code(value)} |")
     return "\n".join(lines) + "\n"

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from lit_rl.configuration import algorithm_rules as algorithm
 from lit_rl.configuration import batch_rules as batch
 from lit_rl.configuration import input_rules as inputs
+from lit_rl.configuration import objective_rules as objective
 from lit_rl.configuration import run_rules as run
 from lit_rl.configuration import sdpo_rules as sdpo
 from lit_rl.configuration import trainer_rules as trainer
@@ -29,17 +30,23 @@ RULES: list[Rule] = [
     batch.micro_batch_within_optimizer_batch,
     batch.micro_batch_holds_a_row,
     batch.token_budget_with_local_mean,
-    algorithm.groups_of_one,
     algorithm.sampling_can_be_learned_from,
     algorithm.guided_decoding,
     algorithm.gathering,
     algorithm.every_row_truncated,
-    algorithm.scaling,
-    algorithm.kl_estimator,
-    algorithm.reference_sync,
     algorithm.supervised_only,
     algorithm.model_switches,
     algorithm.repeated_keys,
+    objective.groups_of_one,
+    objective.discount,
+    objective.scaling,
+    objective.no_estimator,
+    objective.one_kl,
+    objective.kl_estimator,
+    objective.kl_in_reward,
+    objective.reference_sync,
+    objective.correction_off,
+    objective.correction_on,
     sdpo.policy_term_off,
     sdpo.distillation_off,
     sdpo.teacher_kind,

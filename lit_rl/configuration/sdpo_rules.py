@@ -9,14 +9,16 @@ def policy_term_off(settings: Settings) -> str | None:
     """Rule 19: weight 1 leaves out the policy loss and everything it is made of."""
     if settings.get(WEIGHT) != 1.0:
         return None
+    needs = f"{WEIGHT} below 1 (found 1.0, which leaves the policy term out)"
+    loss = settings.choices.get("policy_loss", "clipped")
+    if loss != "clipped":
+        return f"policy_loss={loss} has no effect here; it needs {needs}."
     keys = [
-        "algo.kl.beta",
-        "algo.kl.kl_loss_type",
+        *settings.set_below("algo.kl"),
         *settings.set_below("algo.policy_loss"),
-        "algo.advantage.scale_rewards",
-        "algo.advantage.std_epsilon",
+        *settings.set_below("algo.advantage", without=("adv_estimator",)),
     ]
-    return settings.idle(keys, f"{WEIGHT} below 1 (found 1.0, which leaves the policy term out)")
+    return settings.idle(keys, needs)
 
 
 def distillation_off(settings: Settings) -> str | None:

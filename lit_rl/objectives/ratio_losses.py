@@ -1,6 +1,7 @@
 """Policy losses that put something else in the place of the clip: a weight, a gate, or a mean of the row."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
@@ -36,8 +37,8 @@ class CISPO(Clipping, PolicyLoss):
         if self.ratio_cap is not None and (self.epsilon, self.epsilon_high) != (0.2, None):
             raise ConfigError(
                 f"{self.key}.ratio_cap (found {self.ratio_cap!r}) replaces {self.key}.epsilon (found "
-                f"{self.epsilon!r}) and {self.key}.epsilon_high (found {self.epsilon_high!r}); set one or the "
-                f"others."
+                f"{self.epsilon!r}) and {self.key}.epsilon_high (found {self.epsilon_high!r}); set one "
+                f"or the others."
             )
 
     @property
@@ -88,12 +89,13 @@ class SAPO(PolicyLoss):
 class GeoMean(Clipping, PolicyLoss):
     """GMPO: the geometric mean of a row's token ratios, each clipped in log space.
 
-    A mean over rows by definition. Source: Geometric-Mean Policy Optimization, arXiv 2507.20673, which uses
+    Source: Geometric-Mean Policy Optimization, arXiv 2507.20673, which uses
     0.4 for both bounds.
 
     Args:
         epsilon: a token's log-ratio is clipped below at -epsilon,
         epsilon_high: and above at epsilon_high; null is epsilon.
+        loss_type: "grpo", a mean over rows.
 
     Raises:
         ConfigError: a value is out of range.
@@ -101,12 +103,11 @@ class GeoMean(Clipping, PolicyLoss):
 
     epsilon: float = 0.2
     epsilon_high: float | None = None
+    loss_type: Literal["grpo"] = "grpo"
     entropy_coeff: float = 0.0
 
-    loss_type = "grpo"
-
     def __post_init__(self) -> None:
-        self.check(*self.bound_checks)
+        self.check(*self.bound_checks, ("loss_type", self.loss_type == "grpo", "must be grpo"))
 
     def per_token(self, terms: Terms) -> Tensor:
         low, high = self.bounds
