@@ -23,7 +23,7 @@ def trainable_parameters(policy: nn.Module) -> list[nn.Parameter]:
 
 
 def decay_groups(policy: nn.Module) -> list[dict[str, Any]]:
-    """Optimizer groups of the trainable parameters: matrices take the optimizer's decay, norms and biases none.
+    """Optimizer groups of the trainable parameters: matrices take its decay, norms and biases none.
 
     Norms and biases are the vectors, and any tensor named bias (the experts of a layer hold theirs together).
     Empty groups are left out.
