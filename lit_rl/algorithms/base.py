@@ -300,7 +300,10 @@ class RLModule(L.LightningModule):
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
             self.lr_schedulers().step()  # type: ignore[union-attr]
         self.last_rollout = rollout
-        self.log_dict(self.metrics)
+        self.log_dict(self.metrics, logger=False)
+        if self.step % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+            for logger in self.loggers:  # now, so that a checkpoint of this step never precedes its row
+                logger.log_metrics(self.metrics, step=self.step - 1)
         emit(self, "on_update_end", step=self.step, metrics=self.metrics)
 
     # -------------------------------------------------------------------------------------------- validation
@@ -379,7 +382,9 @@ class RLModule(L.LightningModule):
     def configure_optimizers(self) -> Any:
         """The optimizer over decayed and undecayed parameters, and its schedule in iterations."""
         optimizer = self.optimizer(decay_groups(self.policy))
-        total_steps = int(self.trainer.estimated_stepping_batches)
+        # Lightning's estimated_stepping_batches would make the loaders here, before a checkpoint's place in the
+        # data is read, and a resumed run would begin them anew.
+        total_steps = self.trainer.datamodule.total_steps(self.trainer.max_steps)  # type: ignore[attr-defined]
         schedule = self.scheduler(optimizer, total_steps=total_steps)  # type: ignore[call-arg]
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 

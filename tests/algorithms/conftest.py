@@ -28,6 +28,9 @@ class StoredRollouts(L.LightningDataModule):
         super().__init__()
         self.batches, self.chat = batches, chat
 
+    def total_steps(self, max_steps: int) -> int:
+        return len(self.batches)
+
     def train_dataloader(self) -> DataLoader:
         return DataLoader(self.batches, batch_size=None)  # type: ignore[arg-type]
 
