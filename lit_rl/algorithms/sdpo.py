@@ -91,12 +91,14 @@ class SDPO(GRPO):
         assert rollout.rewards is not None and rollout.completion_ids is not None
         samples = self.samples(rollout)
         success = self.reprompt.is_success(rollout.rewards).tolist()
-        demonstrations = self.reprompt.demonstrations(
+        texts = [self.reprompt.demonstration_text(sample.completion) for sample in samples]
+        chosen = self.reprompt.demonstrations(
             success,
-            [sample.completion for sample in samples],
+            texts,
             rollout.num_generations,
             derived_generator(self.seed, self.step, "demonstration", *rollout.prompt_row[:1].tolist()),
         )
+        demonstrations = [None if i is None else texts[i] for i in chosen]
         feedback = self.feedback(rollout)
         contexts = [
             self.reprompt.prompt_ids(self.chat, sample.prompt, shown, said)

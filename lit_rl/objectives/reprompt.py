@@ -84,25 +84,30 @@ class Reprompt:
         """(B,) bool, in one dtype on both sides; a row without a reward is none."""
         return rewards.double().nan_to_num(-torch.inf) >= self.success_reward_threshold - TOLERANCE
 
+    def demonstration_text(self, completion: str) -> str:
+        """What a success shows of itself; the empty string is no demonstration."""
+        if self.remove_thinking_from_demonstration:
+            return re.sub(r"<think>.*?</think>\s*", "", completion, flags=re.DOTALL).strip()
+        return completion
+
     def demonstrations(
         self,
         success: list[bool],
-        completions: list[str],
+        texts: list[str],
         num_generations: int,
         generator: torch.Generator | None = None,
-    ) -> list[str | None]:
-        """The text shown to each row's teacher, None where the group has none to show.
+    ) -> list[int | None]:
+        """Which row is shown to each row's teacher, None where the group has none to show.
 
         Args:
             success: B times whether the row succeeded, the rows of a prompt adjacent.
-            completions: B texts.
+            texts: B times what the row would show.
             num_generations: G.
             generator: for demonstration="random".
         """
         if not self.use_successful_as_teacher:
             return [None] * len(success)
-        texts = [self._demonstration_text(text) for text in completions]
-        out: list[str | None] = []
+        out: list[int | None] = []
         for row in range(len(success)):
             start = row - row % num_generations
             usable = [
@@ -110,53 +115,59 @@ class Reprompt:
                 for i in range(start, start + num_generations)
                 if success[i] and texts[i] and not (self.dont_reprompt_on_self_success and i == row)
             ]
-            out.append(texts[self._choice(usable, texts, generator)] if usable else None)
+            out.append(self._choice(usable, texts, generator) if usable else None)
         return out
 
-    def prompt_ids(
-        self, chat: Chat, prompt: Prompt, demonstration: str | None, feedback: str | None
-    ) -> list[int] | None:
-        """The teacher's prompt as ids, None when there is nothing to show or the question alone is too long.
+    def context(self, prompt: Prompt, demonstration: str | None, feedback: str | None) -> Prompt | None:
+        """The prompt with what the teacher is shown, None when there is nothing to show.
 
         Args:
-            chat: renders messages and counts tokens.
             prompt: the student's prompt, messages or a string.
             demonstration: text of a success.
             feedback: text from the reward or the data.
         """
-        feedback = feedback if self.include_environment_feedback and feedback and feedback.strip() else None
-        if demonstration is not None and self.environment_feedback_only_without_solution:
-            feedback = None
+        feedback = self._usable_feedback(demonstration, feedback)
         if demonstration is None and feedback is None:
             return None
-        parts = {"solution": demonstration, "feedback": feedback}
+        return self._filled(prompt, demonstration, feedback)
+
+    def prompt_ids(
+        self, chat: Chat, prompt: Prompt, demonstration: str | None, feedback: str | None
+    ) -> list[int] | None:
+        """`context` as ids within `max_reprompt_len`, None too when the question alone is too long.
+
+        Args:
+            chat: renders messages and counts tokens.
+            prompt, demonstration, feedback: as for `context`.
+        """
+        parts = {"solution": demonstration, "feedback": self._usable_feedback(demonstration, feedback)}
+        if not any(parts.values()):
+            return None
         ids = chat.ids(self._filled(prompt, **parts))
         for name in ("solution", "feedback"):
-            text = parts[name]
-            while text and len(ids) > self.max_reprompt_len:
-                text = _without_start(chat, text, len(ids) - self.max_reprompt_len)
-                parts[name] = text
+            while parts[name] and len(ids) > self.max_reprompt_len:
+                parts[name] = _without_start(chat, parts[name] or "", len(ids) - self.max_reprompt_len)
                 ids = chat.ids(self._filled(prompt, **parts))
         is_empty = parts["solution"] is None and parts["feedback"] is None
         return None if is_empty or len(ids) > self.max_reprompt_len else ids
 
+    def _usable_feedback(self, demonstration: str | None, feedback: str | None) -> str | None:
+        is_left_out = demonstration is not None and self.environment_feedback_only_without_solution
+        has_text = self.include_environment_feedback and feedback is not None and feedback.strip()
+        return feedback if has_text and not is_left_out else None
+
     def _filled(self, prompt: Prompt, solution: str | None, feedback: str | None) -> Prompt:
         shown = (
-            _fill(self.solution_template, successful_previous_attempt=solution)
-            if solution is not None
-            else ""
+            "" if solution is None else _fill(self.solution_template, successful_previous_attempt=solution)
         )
-        said = _fill(self.feedback_template, feedback_raw=feedback) if feedback is not None else ""
+        said = "" if feedback is None else _fill(self.feedback_template, feedback_raw=feedback)
         if isinstance(prompt, str):
             return _fill(self.reprompt_template, prompt=prompt, solution=shown, feedback=said)
         last = max(i for i, message in enumerate(prompt) if message["role"] == "user")
-        text = _fill(self.reprompt_template, prompt=prompt[last]["content"], solution=shown, feedback=said)
+        text = _fill(
+            self.reprompt_template, prompt=_text(prompt[last]["content"]), solution=shown, feedback=said
+        )
         return [*prompt[:last], {**prompt[last], "content": text}, *prompt[last + 1 :]]
-
-    def _demonstration_text(self, text: str) -> str:
-        if self.remove_thinking_from_demonstration:
-            text = re.sub(r"<think>.*?</think>\s*", "", text, flags=re.DOTALL).strip()
-        return text
 
     def _choice(self, usable: list[int], texts: list[str], generator: torch.Generator | None) -> int:
         if self.demonstration == "shortest":
@@ -164,6 +175,13 @@ class Reprompt:
         if self.demonstration == "random":
             return usable[int(torch.randint(len(usable), (), generator=generator))]
         return usable[0]
+
+
+def _text(content: str | list[dict[str, Any]]) -> str:
+    """The text of a message; of several parts, their texts with a space between."""
+    if isinstance(content, str):
+        return content
+    return " ".join(part["text"] for part in content if part.get("type") == "text")
 
 
 def _fill(template: str, **values: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import golden_advantages
 import golden_basics
+import golden_contexts
 import golden_corrections
 import golden_losses
 import golden_sdpo
@@ -20,6 +21,7 @@ ADAPTERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "advantages_verl": golden_advantages.verl,
     "ema_update": golden_basics.ema_update,
     "entropy_logprobs": golden_basics.entropy_logprobs,
+    "gsm8k_reward": golden_contexts.gsm8k,
     "kl_controllers": golden_basics.kl_controllers,
     "kl_penalty": golden_basics.kl_penalty,
     "loss_aggregation": golden_losses.aggregation,
@@ -35,6 +37,8 @@ ADAPTERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "sdpo_divergence": golden_sdpo.divergence,
     "sdpo_loss_official": golden_sdpo.official,
     "sdpo_loss_trl": golden_sdpo.trl,
+    "sdpo_teacher_context_official": golden_contexts.teacher_context,
+    "sdpo_teacher_context_trl": golden_contexts.teacher_context,
     "value_loss": golden_losses.value,
 }
 

@@ -19,7 +19,7 @@ def differences(name: str, ours: Any, expected: Any, *, rtol: float, atol: float
                 yield from differences(f"{name}.{key}", ours[key], expected[key], rtol=rtol, atol=atol)
             elif name != "metrics":
                 yield f"{name}.{key}: absent"
-    elif isinstance(ours, list) and ours and isinstance(ours[0], dict | list | torch.Tensor):
+    elif isinstance(ours, list) and ours and not all(isinstance(x, int | float) for x in ours):
         if len(ours) != len(expected):
             yield f"{name}: {len(ours)} entries, expected {len(expected)}"
             return

@@ -55,6 +55,21 @@ def _normalizes_with_empty_row(case: Case) -> bool:
 
 CASES = [
     CaseRule(
+        "sdpo_teacher_context_trl",
+        _id_has("think_double_removed"),
+        "Removed thinking takes the white space after it along, as the authors' code does.",
+    ),
+    CaseRule(
+        "sdpo_teacher_context_official",
+        _id_has("think_double_removed"),
+        "What is left after removed thinking is stripped at both ends.",
+    ),
+    CaseRule(
+        "sdpo_teacher_context_trl",
+        _id_has("use_successful_off_no_feedback"),
+        "A teacher that could never see anything is refused.",
+    ),
+    CaseRule(
         "advantages_verl",
         _is("estimator", "optimal_token_baseline", "tir_optimal_token_baseline"),
         "The optimal token baseline is not offered.",
@@ -158,9 +173,6 @@ CASES = [
 ]
 
 OTHER_PARTS = {
-    "gsm8k_reward": "Rewards are compared where they live, tests/rewards.",
-    "sdpo_teacher_context_official": "Teacher contexts are compared where they are built, tests/objectives.",
-    "sdpo_teacher_context_trl": "Teacher contexts are compared where they are built, tests/objectives.",
     "seqlen_balance": "Partitions by token count are no tensor function; the batch plan packs rows.",
 }
 """Kinds that are left out as a whole."""
@@ -172,6 +184,15 @@ KEYS = [
     KeyRule("entropy_logprobs", "sum_pi_squared", "Needed by the optimal token baseline only, not offered."),
     KeyRule(
         "masked_stats", "masked_var_unbiased_raises", "The peer refuses fewer than two values; ours gives 0."
+    ),
+    KeyRule(
+        "sdpo_teacher_context_trl", "metrics", "Fractions under other names, compared in the step's tests."
+    ),
+    KeyRule("sdpo_teacher_context_official", "metrics", "As for the other peer."),
+    KeyRule(
+        "sdpo_teacher_context_official",
+        "default_template_text_fingerprint",
+        "Its default templates differ from the documented ones in white space.",
     ),
     KeyRule("rollout_correction_slime", "per_token_metrics", "Diagnostics of the peer that are not offered."),
     KeyRule("rollout_correction_trl", "metrics", "Diagnostics of the peer over its own padding convention."),

@@ -58,50 +58,36 @@ def test_model_text_appears_verbatim(chat: Chat, solution: str) -> None:
     ],
 )
 def test_the_first_other_success_demonstrates(success: list[bool], expected: list[int | None]) -> None:
-    names = ["a", "b", "c", "d"]
-    shown = Reprompt().demonstrations(success, names, 4)
-    assert shown == [None if i is None else names[i] for i in expected]
+    assert Reprompt().demonstrations(success, ["a", "b", "c", "d"], 4) == expected
 
 
 @pytest.mark.field("sdpo/9")
 def test_a_demonstration_comes_from_the_own_group() -> None:
     shown = Reprompt().demonstrations([True, False, False, True], ["p", "q", "r", "s"], 2)
-    assert shown == [None, "p", "s", None]
+    assert shown == [None, 0, 3, None]
 
 
 def test_own_success_may_demonstrate_when_asked() -> None:
     own = Reprompt(dont_reprompt_on_self_success=False)
-    assert own.demonstrations([False, True], ["a", "b"], 2) == ["b", "b"]
+    assert own.demonstrations([False, True], ["a", "b"], 2) == [1, 1]
 
 
 def test_the_choice_among_several_successes() -> None:
     success, texts = [True, True, True, False], ["long text", "ab", "abc", "x"]
-    assert Reprompt(demonstration="shortest").demonstrations(success, texts, 4)[3] == "ab"
-    draws = {
-        Reprompt(demonstration="random").demonstrations(
-            success, texts, 4, torch.Generator().manual_seed(seed)
-        )[3]
-        for seed in range(30)
-    }
-    assert draws == set(texts[:3])
+    assert Reprompt(demonstration="shortest").demonstrations(success, texts, 4)[3] == 1
+    draw = Reprompt(demonstration="random").demonstrations
+    draws = {draw(success, texts, 4, torch.Generator().manual_seed(seed))[3] for seed in range(30)}
+    assert draws == {0, 1, 2}
 
 
 @pytest.mark.field("data/4")
 def test_thinking_is_removed_only_when_asked() -> None:
-    texts = ["<think>a\nb</think> 85", "<think>never closed", "<think>all</think>", "7"]
-    keep = Reprompt().demonstrations([True, False, False, False], texts, 4)
-    drop = Reprompt(remove_thinking_from_demonstration=True).demonstrations(
-        [True, False, False, False], texts, 4
-    )
-    assert keep[1] == texts[0] and drop[1] == "85"
-    unclosed = Reprompt(remove_thinking_from_demonstration=True).demonstrations(
-        [False, True, False, False], texts, 4
-    )
-    assert unclosed[0] == texts[1], "an unclosed block stays"
-    emptied = Reprompt(remove_thinking_from_demonstration=True).demonstrations(
-        [False, False, True, False], texts, 4
-    )
-    assert emptied == [None] * 4, "a demonstration without text is none"
+    keep, drop = Reprompt(), Reprompt(remove_thinking_from_demonstration=True)
+    closed, unclosed, only = "<think>a\nb</think> 85", "<think>never closed", "<think>all</think>"
+    assert keep.demonstration_text(closed) == closed and drop.demonstration_text(closed) == "85"
+    assert drop.demonstration_text(unclosed) == unclosed, "an unclosed block stays"
+    texts = [drop.demonstration_text(text) for text in (only, "7")]
+    assert drop.demonstrations([True, False], texts, 2) == [None, None], "no text is no demonstration"
 
 
 @pytest.mark.field("sdpo/1")
