@@ -382,8 +382,8 @@ class RLModule(L.LightningModule):
     def configure_optimizers(self) -> Any:
         """The optimizer over decayed and undecayed parameters, and its schedule in iterations."""
         optimizer = self.optimizer(decay_groups(self.policy))
-        # Lightning's estimated_stepping_batches would make the loaders here, before a checkpoint's place in the
-        # data is read, and a resumed run would begin them anew.
+        # Lightning's estimated_stepping_batches would make the loaders here, before a checkpoint's place in
+        # the data is read, and a resumed run would begin them anew.
         total_steps = self.trainer.datamodule.total_steps(self.trainer.max_steps)  # type: ignore[attr-defined]
         schedule = self.scheduler(optimizer, total_steps=total_steps)  # type: ignore[call-arg]
         return {"optimizer": optimizer, "lr_scheduler": schedule}

@@ -159,6 +159,8 @@ class SDPO(GRPO):
     def rows_in_loss(self, rows: RolloutBatch) -> RolloutBatch:
         """Without a policy term,
         only rows that have a teacher; one row stays so that the loss has a graph."""
+        if not self.has_distillation_term:
+            return super().rows_in_loss(rows)
         if self.has_policy_term:
             return rows
         assert rows.self_distillation_mask is not None

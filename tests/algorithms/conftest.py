@@ -44,7 +44,7 @@ def chat() -> Chat:
 
 @pytest.fixture
 def with_prompts(make_batch: Callable[..., RolloutBatch]) -> Callable[..., RolloutBatch]:
-    """`make_batch` with a chat prompt in each row, as the teacher needs it."""
+    """`make_batch` with a chat prompt in each row, as the teacher needs it; and the engine's logps."""
 
     def build(**sizes: int) -> RolloutBatch:
         batch = make_batch(**sizes)
@@ -52,6 +52,8 @@ def with_prompts(make_batch: Callable[..., RolloutBatch]) -> Callable[..., Rollo
             "prompt": [[{"role": "user", "content": f"{row}+1=?"}] for row in batch.prompt_row.tolist()],
             "data_source": ["test"] * len(batch),
         }
+        noise = torch.randn(batch.completion_ids.shape, generator=torch.Generator().manual_seed(1))
+        batch.rollout_logps = noise.double() / 2 - 4.85
         return batch
 
     return build

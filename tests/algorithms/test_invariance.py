@@ -10,10 +10,14 @@ from lit_rl.algorithms.grpo import GRPO
 from lit_rl.algorithms.sdpo import SDPO
 from lit_rl.algorithms.sft import SFT
 from lit_rl.batch import RolloutBatch
+from lit_rl.objectives.advantage import ESTIMATORS, Advantage
 from lit_rl.objectives.batch_plan import BatchPlan
+from lit_rl.objectives.covariance_losses import ClipCov, KLCov
 from lit_rl.objectives.distillation import Distillation
-from lit_rl.objectives.kl import KL
-from lit_rl.objectives.policy import ClippedSurrogate
+from lit_rl.objectives.kl import KL, KLControl
+from lit_rl.objectives.policy import GPG, ClippedSurrogate, PolicyLoss
+from lit_rl.objectives.ratio_losses import CISPO, SAPO, GeoMean
+from lit_rl.objectives.rollout_correction import RolloutCorrection
 from lit_rl.rollout.sampling import Sampling
 
 SAMPLING = Sampling(max_completion_length=6, temperature=0.7)
@@ -28,11 +32,43 @@ def grpo(loss_type: str, level: str = "token", **more: object) -> Callable[..., 
     return build
 
 
-def sdpo(weight: float = 1.0, **settings: object) -> Callable[..., RLModule]:
+def policy(
+    loss: PolicyLoss | None = None, estimator: str = "grpo", **more: object
+) -> Callable[..., RLModule]:
+    """Two passes, so that the ratio moves; an estimator over groups or tokens."""
+    advantage = Advantage(adv_estimator=estimator, gamma=0.9)  # type: ignore[arg-type]
+    settings = {"kl": KL(beta=0.1, kl_loss_type="kl+"), "num_iterations": 2, **more}
+
+    def build(**base: object) -> RLModule:
+        return GRPO(
+            policy_loss=loss or ClippedSurrogate(entropy_coeff=0.01),
+            advantage=advantage,
+            sampling=SAMPLING,
+            num_generations=4,
+            **settings,
+            **base,
+        )
+
+    return build
+
+
+def corrected(threshold: float = 1.5, **settings: object) -> RolloutCorrection:
+    return RolloutCorrection(rollout_is=True, rollout_is_threshold=threshold, **settings)  # type: ignore[arg-type]
+
+
+def sdpo(
+    weight: float = 1.0, correction: RolloutCorrection | None = None, **settings: object
+) -> Callable[..., RLModule]:
     distillation = Distillation(distillation_weight=weight, **settings)  # type: ignore[arg-type]
 
     def build(**base: object) -> RLModule:
-        return SDPO(distillation=distillation, sampling=SAMPLING, num_generations=4, **base)
+        return SDPO(
+            distillation=distillation,
+            rollout_correction=correction,
+            sampling=SAMPLING,
+            num_generations=4,
+            **base,
+        )
 
     return build
 
@@ -51,6 +87,37 @@ CASES = {
     "sdpo_mixed": sdpo(0.5),
     "sdpo_active_rows": sdpo(distillation_divisor="active_rows"),
     "sdpo_all_rows": sdpo(distillation_divisor="all_rows"),
+    **{f"estimator_{name}": policy(estimator=name) for name in ESTIMATORS if name not in ("grpo", "none")},
+    "gpg": policy(GPG()),
+    "gpg_reinforce_plus_plus": policy(GPG(loss_type="dr_grpo"), "reinforce_plus_plus"),
+    "cispo": policy(CISPO(epsilon=0.01)),
+    "cispo_ratio_cap": policy(CISPO(ratio_cap=1.01, loss_type="grpo"), "reward"),
+    "sapo": policy(SAPO()),
+    "sapo_reward": policy(SAPO(loss_type="dapo"), "reward"),
+    "geo_mean": policy(GeoMean()),
+    "geo_mean_reward": policy(GeoMean(), "reward"),
+    "clip_cov": policy(ClipCov(cov_low=0.0, cov_ratio=0.3)),
+    "clip_cov_reinforce_plus_plus": policy(ClipCov(cov_low=0.0, cov_ratio=0.3), "reinforce_plus_plus"),
+    "kl_cov": policy(KLCov(cov_ratio=0.3)),
+    "kl_cov_no_kl": policy(KLCov(cov_ratio=0.3, loss_type="grpo"), "rloo", kl=KL()),
+    "gspo_reward": policy(ClippedSurrogate(importance_sampling_level="sequence"), "reward"),
+    **{f"kl_{name}": policy(kl=KL(beta=0.1, kl_loss_type=name)) for name in ("abs", "mse", "low_var_kl+")},
+    **{
+        f"kl_in_reward_{name}": policy(
+            estimator=name, kl=KL(use_kl_in_reward=True, kl_ctrl=KLControl(kl_coef=0.5)), num_iterations=1
+        )
+        for name in ("grpo", "reinforce_plus_plus", "reward")
+    },
+    "truncated": policy(rollout_correction=corrected()),
+    "masked": policy(rollout_correction=corrected(rollout_is_mode="mask")),
+    "masked_sequence": policy(
+        GeoMean(), rollout_correction=corrected(20.0, rollout_is_mode="mask", rollout_is_level="sequence")
+    ),
+    "vetoed": policy(
+        ClippedSurrogate(loss_type="grpo"),
+        rollout_correction=corrected(rollout_is_level="geometric", rollout_is_veto_threshold=0.5),
+    ),
+    "sdpo_corrected": sdpo(0.5, corrected(rollout_is_mode="mask")),
 }
 
 
@@ -62,10 +129,12 @@ def cut(size: int) -> BatchPlan:
 def weights_after(
     tiny_policy: Callable, train: Callable, plain_sgd: dict
 ) -> Callable[..., list[torch.Tensor]]:
-    def run(build: Callable[..., RLModule], batch: RolloutBatch, plan: BatchPlan) -> list[torch.Tensor]:
+    def run(
+        build: Callable[..., RLModule], batch: RolloutBatch, plan: BatchPlan, steps: int = 1
+    ) -> list[torch.Tensor]:
         policy = tiny_policy(dtype=torch.float64)
         module = build(policy=policy, batch=plan, max_grad_norm=0.0, **plain_sgd)
-        train(module, [batch])
+        train(module, [batch] * steps)
         return [p.detach().clone() for p in policy.parameters()]
 
     return run
@@ -80,13 +149,14 @@ def assert_equal(a: list[torch.Tensor], b: list[torch.Tensor], tolerance: float 
 def test_micro_batches_give_the_full_batch_gradient(
     name: str, weights_after: Callable, with_prompts: Callable
 ) -> None:
-    whole = weights_after(CASES[name], with_prompts(), cut(12))
-    start = weights_after(CASES[name], with_prompts(seed=1), cut(12))
+    steps = 2 if name.startswith("kl_in_reward") else 1  # the first has no KL
+    whole = weights_after(CASES[name], with_prompts(), cut(12), steps)
+    start = weights_after(CASES[name], with_prompts(seed=1), cut(12), steps)
     assert any((a - b).abs().max() > 1e-6 for a, b in zip(whole, start, strict=True)), (
         "the step moved nothing"
     )
     for plan in (cut(1), cut(3), cut(7), BatchPlan(micro_batch_size=None, micro_batch_tokens=25)):
-        assert_equal(whole, weights_after(CASES[name], with_prompts(), plan))
+        assert_equal(whole, weights_after(CASES[name], with_prompts(), plan, steps))
 
 
 @pytest.mark.parametrize("name", ["grpo", "sft", "sdpo_sampled"])
@@ -97,6 +167,7 @@ def test_padding_is_never_read(name: str, weights_after: Callable, with_prompts:
     batch.prompt_ids = torch.cat([junk, batch.prompt_ids], 1)
     batch.completion_ids = torch.cat([batch.completion_ids, junk], 1)
     batch.completion_mask = torch.cat([batch.completion_mask, junk == 0], 1)
+    batch.rollout_logps = torch.cat([batch.rollout_logps, junk.double()], 1)
     assert_equal(whole, weights_after(CASES[name], batch, cut(5)))
 
 
@@ -124,15 +195,53 @@ class EveryRow(GRPO):
         return rows
 
 
-@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        ClippedSurrogate(loss_type="grpo"),
+        ClippedSurrogate(loss_type="dapo"),
+        ClippedSurrogate(loss_type="dr_grpo"),
+        GPG(),
+        CISPO(),
+        SAPO(),
+        GeoMean(),
+        ClipCov(cov_low=0.0, cov_ratio=0.3),
+        KLCov(cov_ratio=0.3),
+    ],
+    ids=lambda loss: f"{type(loss).__name__}_{loss.loss_type}",
+)
 def test_leaving_out_rows_without_credit_changes_nothing(
-    loss_type: str, weights_after: Callable, with_prompts: Callable
+    loss: PolicyLoss, weights_after: Callable, with_prompts: Callable
 ) -> None:
     batch = with_prompts()
     batch.rewards[:4] = 1.0  # a group without spread
-    loss = ClippedSurrogate(loss_type=loss_type)  # type: ignore[arg-type]
     ways = [
-        lambda way=way, **base: way(policy_loss=loss, sampling=SAMPLING, num_generations=4, **base)
+        lambda way=way, **base: way(
+            policy_loss=loss, sampling=SAMPLING, num_generations=4, num_iterations=2, **base
+        )
         for way in (GRPO, EveryRow)
     ]
     assert_equal(*(weights_after(build, batch, cut(5)) for build in ways))
+
+
+def test_what_the_engine_s_mismatch_rejects_leaves_the_divisor_too(
+    weights_after: Callable, with_prompts: Callable
+) -> None:
+    """As if the loss mask had been that from the start, over the whole optimizer batch."""
+    batch = with_prompts()
+    rejecting = policy(rollout_correction=corrected(rollout_is_mode="mask"), num_iterations=1)
+    module = {}
+
+    def build(**base: object) -> RLModule:
+        return module.setdefault("it", rejecting(**base))
+
+    rejected = weights_after(build, batch, cut(5))
+    rollout = module["it"].last_rollout
+    kept = rollout.completion_mask
+    assert 0 < (batch.completion_mask & ~kept).sum() < batch.completion_mask.sum()
+    # the same rows, masked beforehand, with a mode that rejects nothing more
+    batch.completion_mask = kept
+    plain = policy(
+        rollout_correction=RolloutCorrection(rollout_is=True, rollout_is_threshold=1e9), num_iterations=1
+    )
+    assert_equal(rejected, weights_after(plain, batch, cut(5)))
