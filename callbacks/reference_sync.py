@@ -44,8 +44,8 @@ class ReferenceSync(RLCallback):
         ref: Any = pl_module.ref
         if ref is None:
             raise ConfigError(
-                "callbacks.reference_sync needs a reference, and algo.kl.beta 0 loads none; "
-                "set algo.kl.beta above 0, or leave the callback out."
+                "callbacks.reference_sync needs a reference, and without a KL none is loaded; "
+                "set algo.kl.beta above 0 or algo.kl.use_kl_in_reward=true, or leave the callback out."
             )
         if not isinstance(ref, FrozenCopy) or has_adapters(pl_module.policy):  # type: ignore[arg-type]
             raise ConfigError(

@@ -43,7 +43,52 @@ CASES = [
         ["algo.advantage.std_epsilon", "algo.advantage.scale_rewards"],
     ),
     ("algo.kl.beta=0 algo.kl.kl_loss_type=mse", ["algo.kl.kl_loss_type", "algo.kl.beta"]),
-    ("algo.kl.kl_loss_type=kl", ["algo.kl.kl_loss_type"]),
+    ("algo.kl.kl_loss_type=kl", ["algo.kl.kl_loss_type", "kl+"]),
+    ("algo.kl.use_kl_in_reward=true", ["algo.kl.beta", "algo.kl.use_kl_in_reward"]),
+    ("algo.kl.kl_penalty=mse", ["algo.kl.kl_penalty", "algo.kl.use_kl_in_reward"]),
+    ("algo.kl.kl_ctrl.kl_coef=0.1", ["algo.kl.kl_ctrl.kl_coef", "algo.kl.use_kl_in_reward"]),
+    (
+        "algo.kl.beta=0 algo.kl.use_kl_in_reward=true algo.kl.kl_ctrl.horizon=5",
+        ["algo.kl.kl_ctrl.horizon", "algo.kl.kl_ctrl.type"],
+    ),
+    ("algo.advantage.gamma=0.9", ["algo.advantage.gamma", "algo.advantage.adv_estimator"]),
+    (
+        "algo.advantage.adv_estimator=opo algo.advantage.scale_rewards=none",
+        ["algo.advantage.scale_rewards", "algo.advantage.adv_estimator"],
+    ),
+    (
+        "algo.advantage.adv_estimator=reinforce_plus_plus algo.advantage.std_epsilon=0.1",
+        ["algo.advantage.std_epsilon", "algo.advantage.adv_estimator"],
+    ),
+    (
+        "algo.advantage.adv_estimator=rloo algo.num_generations=1",
+        ["algo.num_generations", "'rloo'"],
+    ),
+    ("policy_loss=cispo algo.policy_loss.ratio_cap=5 algo.policy_loss.epsilon=0.1", ["ratio_cap", "epsilon"]),
+    ("policy_loss=geo_mean algo.policy_loss.loss_type=dapo", ["algo.policy_loss.loss_type"]),
+    (
+        "algo.rollout_correction.rollout_is_threshold=2",
+        ["algo.rollout_correction.rollout_is_threshold", "algo.rollout_correction.rollout_is=true"],
+    ),
+    (
+        "algo.rollout_correction.rollout_is=true algo.rollout_correction.rollout_is_threshold=2",
+        ["algo.rollout_correction.rollout_is", "rollout.calculate_log_probs"],
+    ),
+    (
+        "algo.rollout_correction.rollout_is=true rollout.calculate_log_probs=true algo.sampling.top_k=5 "
+        "algo.sampling.top_p=0.9",
+        ["algo.rollout_correction.rollout_is", "algo.sampling.top_k", "algo.sampling.top_p"],
+    ),
+    (
+        "algo.rollout_correction.rollout_is=true rollout.calculate_log_probs=true "
+        "algo.rollout_correction.rollout_is_mode=none",
+        ["rollout_is_veto_threshold", "rollout_is_mode"],
+    ),
+    (
+        "algo.rollout_correction.rollout_is=true rollout.calculate_log_probs=true "
+        "algo.rollout_correction.rollout_is_threshold_lower=0.5",
+        ["rollout_is_threshold_lower", "rollout_is_mode"],
+    ),
     ("algo.kl.beta=0 callbacks=[default,reference_sync]", ["callbacks.reference_sync", "algo.kl.beta"]),
     (
         "model.lora.lora_rank=2 callbacks=[default,reference_sync]",
@@ -113,6 +158,8 @@ CASES = [
 SDPO_CASES = [
     ("algo.kl.beta=0.1", ["algo.kl.beta", "algo.distillation.distillation_weight"]),
     ("algo.policy_loss.epsilon=0.1", ["algo.policy_loss.epsilon", "distillation_weight"]),
+    ("algo.kl.use_kl_in_reward=true", ["algo.kl.use_kl_in_reward", "distillation_weight"]),
+    ("policy_loss=gpg", ["policy_loss=gpg", "distillation_weight"]),
     (
         "algo.distillation.distillation_weight=0 algo.teacher.teacher_model_kind=live",
         ["algo.teacher.teacher_model_kind", "algo.distillation.distillation_weight"],
@@ -193,6 +240,18 @@ def test_a_breach_is_refused_and_names_every_key(refusal, line: str, parts: list
         "algo=grpo schedule.lr_scheduler_type=cosine schedule.num_cycles=2 schedule.lr_warmup_steps=3",
         "algo=grpo algo.batch.optimizer_batch_size=32 algo.batch.micro_batch_size=4",
         "algo=grpo data.train_batch_size=2 algo.num_generations=2",
+        "algo=reinforce_plus_plus algo.num_generations=1 algo.advantage.gamma=0.9",
+        "algo=grpo algo.advantage.adv_estimator=reward algo.advantage.gamma=0.9 algo.num_generations=1",
+        "algo=grpo algo.advantage.scale_rewards=false",
+        "algo=dapo policy_loss=clip_cov algo.policy_loss.cov_low=0.5",
+        "algo=grpo algo.kl.kl_loss_type=kl+",
+        "algo=rloo algo.kl.beta=0 algo.kl.use_kl_in_reward=true algo.kl.kl_ctrl.type=adaptive "
+        "algo.kl.kl_ctrl.horizon=5 callbacks=[default,reference_sync]",
+        "algo=grpo algo.rollout_correction.rollout_is=true rollout.calculate_log_probs=true "
+        "algo.rollout_correction.rollout_is_mode=mask algo.rollout_correction.rollout_is_threshold=2 "
+        "algo.rollout_correction.rollout_is_threshold_lower=0.3",
+        "algo=sdpo algo.rollout_correction.rollout_is=true rollout.calculate_log_probs=true "
+        "algo.rollout_correction.rollout_is_threshold=2",
         "algo=sdpo algo.distillation.distillation_weight=0.5 algo.kl.beta=0.1 algo.policy_loss.epsilon=0.1",
         "algo=sdpo algo.distillation.distillation_mode=topk_logits algo.distillation.distillation_topk=5 "
         "algo.distillation.distillation_add_tail=true algo.distillation.distillation_alpha=0.5",
