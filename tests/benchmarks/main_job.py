@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 EMPTY_CONTEXT = "algo.reprompt.reprompt_template='{prompt}'"
-RATE = 5e-5
+RATE = 1e-4
 
 
 @dataclass(frozen=True)
