@@ -89,9 +89,7 @@ def compose(source: Source, overrides: Sequence[str]) -> Composition:
             base_raw, base_tree = _plain(base)
             group_defaults = _group_defaults(choices)
         except (HydraException, OmegaConfBaseException, OSError, ValueError) as error:
-            raise as_config_error(
-                error, list(overrides), lambda o: _plain(_composed(source, o))[0]
-            ) from error
+            raise as_config_error(error, list(overrides), lambda o: _raw(_composed(source, o))) from error
     return Composition(tree, raw, _followed(base_raw, base_tree, raw, tree), choices, group_defaults)
 
 
@@ -136,15 +134,16 @@ def _fill_missing(base: DictConfig, config: DictConfig) -> None:
 
 def _plain(config: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     """(before, after) interpolation, Hydra's own node left out."""
-    config = config.copy()
-    raw: Any = OmegaConf.to_container(config, resolve=False)
-    names = [name for name in raw if name != "hydra"]
-    resolved = {name: _resolved(config._get_node(name), config, name) for name in names}
-    raw = {name: raw[name] for name in names}
-    return raw, _with_links(raw, resolved)
+    raw = _raw(config)
+    return raw, _with_links(raw, {name: _resolved(config, name) for name in raw})
 
 
-def _resolved(node: Any, config: DictConfig, name: str) -> Any:
+def _raw(config: DictConfig) -> dict[str, Any]:
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    return {name: value for name, value in plain.items() if name != "hydra"}
+
+
+def _resolved(config: DictConfig, name: str) -> Any:
     value = config[name] if not OmegaConf.is_missing(config, name) else "???"
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 

@@ -98,6 +98,8 @@ def _bad_key(key: str, overrides: list[str], composed: Compose) -> str:
     found = f" (found {masked(key, value)})" if value else ""
     tree = composed([o for o in overrides if _is_choice(o)])
     parts = key.split(".")
+    if isinstance(at(tree, key), dict):
+        return f"{key} is a map{found}: write +{key}=... to add entries, or set one by its name."
     for depth in range(1, len(parts)):
         place = ".".join(parts[:depth])
         here = at(tree, place)

@@ -98,6 +98,7 @@ def current_job(conf: Path) -> Job:
     overrides = [*_search_path(args), *overrides]
     if hydra.mode == RunMode.MULTIRUN:
         _mask_sweep_file(Path(hydra.sweep.dir))
+        print(f"Job {hydra.job.num}:", *(_masked_override(text) for text in overrides), flush=True)
         overrides.append(f"run_dir={quoted(str(Path(hydra.sweep.dir) / hydra.sweep.subdir))}")
     return checked(_source(conf, args), overrides, _flags(args))
 

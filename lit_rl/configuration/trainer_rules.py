@@ -14,6 +14,7 @@ FIXED = {
     "accumulate_grad_batches": (1, "set algo.batch.micro_batch_size and algo.batch.optimizer_batch_size"),
     "enable_checkpointing": (False, "set the keys of checkpoint"),
     "enable_model_summary": (False, "the plan says what is trained"),
+    "inference_mode": (False, "what validation makes, such as an engine's copy, is used in training"),
 }
 REPLACED = {
     "callbacks": "set the keys of callbacks",

@@ -1,0 +1,149 @@
+"""No silent key: another legal value of each key changes what a run does, or is refused."""
+
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mutations
+import pytest
+from outcome import SOURCE, Outcome, differences, outcome
+
+from lit_rl.configuration.compose import compose
+from lit_rl.configuration.tree import leaves, link
+
+RUN = (
+    "debug=fast",
+    "data.train_batch_size=4",
+    "trainer.max_steps=3",
+    "trainer.val_check_interval=2",
+    "checkpoint.save_freq=2",
+    "logger=[csv]",
+    "callbacks.log_completions.log_val_generations=4",
+    "callbacks.curves=null",
+    "trainer.enable_progress_bar=false",
+)
+CHATS = Path(__file__).with_name("chats_8.parquet")
+SFT = [word for word in RUN if "log_completions" not in word]
+ALGORITHMS = {
+    "grpo": ("algo=grpo", *RUN),
+    "sdpo": ("algo=sdpo", *RUN),
+    "sft": ("algo=sft", "data=chat_sft", f"data.train_files={CHATS}", f"data.val_files={CHATS}", *SFT),
+    "cispo": ("algo=grpo", "policy_loss=cispo", *RUN),
+    "clip_cov": ("algo=grpo", "policy_loss=clip_cov", *RUN),
+    "kl_cov": ("algo=grpo", "policy_loss=kl_cov", *RUN),
+    "sapo": ("algo=grpo", "policy_loss=sapo", *RUN),
+}
+PARTS = (
+    "algo",
+    "model",
+    "data",
+    "reward",
+    "rollout",
+    "checkpoint",
+    "optim",
+    "schedule",
+    "callbacks",
+    "trainer",
+    "",
+)
+# Keys that change nothing a run writes or prints here, and why that is right.
+INFORMATIONAL = {
+    "project_name": "a name for trackers; the plan prints it",
+    "experiment_name": "a name for trackers; the plan prints it",
+    "full_trace": "only shows more of an error (tests/test_train_errors.py)",
+    "model.trust_remote_code": "matters to models that bring code (tests of models)",
+    "data.trust_remote_code": "matters to tokenizers that bring code (tests of data)",
+    "data.chat_template_kwargs": "the embedded template reads no variable (tests of data)",
+    "data.on_bad_row": "the embedded rows are all good (tests of data)",
+    "data.filter_overlong_prompts_workers": "the same rows, found by more processes",
+    "algo.on_nonfinite": "no gradient of this run is NaN (tests of algorithms)",
+    "checkpoint.save_on_signal": "no signal comes (tests of callbacks)",
+    "algo.reprompt.remove_thinking_from_demonstration": "no think blocks here (tests of objectives)",
+    "algo.distillation.chunk_tokens": "memory only: how many logits exist at once",
+    "logger.csv.root_dir": "the folder of the run",
+    "data.loader.pin_memory": "only where there is a CUDA device",
+    "reward.reward_funcs.by_source.sources": "no row has another source (tests of rewards)",
+}
+
+
+FAILS_WITHOUT = (  # keys without which their context fails
+    "reward.on_error",
+    "checkpoint.resume_from_path",
+    "algo.batch.micro_batch_tokens",
+    "algo.distillation.distillation_topk",
+)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("every_key")
+    (path / "rewards.py").write_text(mutations.REWARDS)
+    return path
+
+
+@cache
+def keys(algo: str) -> dict[str, Any]:
+    """Every key and its value; what follows another node is left out."""
+    tree = compose(SOURCE, ALGORITHMS[algo]).tree
+    return {key: value for key, value in leaves(tree) if link(value) is None}
+
+
+@cache
+def before(overrides: tuple[str, ...], folder: Path, resumed: bool) -> Outcome:
+    """What the run does with the key left alone."""
+    return outcome(overrides, folder / "run", resumed_from=finished(folder) if resumed else None)
+
+
+@cache
+def finished(folder: Path) -> Path:
+    """A finished run to resume."""
+    kept = folder / "finished"
+    outcome(ALGORITHMS["grpo"], folder / "first", keep=kept)
+    return kept
+
+
+def effect(algo: str, key: str, value: Any, folder: Path) -> list[str]:
+    """What changing this key changes."""
+    mutation = mutations.table(folder).get(key) or mutations.by_type(key, value)
+    context = (*ALGORITHMS[algo], *mutation.context)
+    start = before(context, folder, mutation.resumed)
+    assert not start["error"] or key in FAILS_WITHOUT, f"{context}: {start['error']}"
+    resumed = finished(folder) if mutation.resumed else None
+    plus = "+" if value == {} else ""  # Hydra adds to a map with a plus sign
+    changed = outcome([*context, f"{plus}{key}={mutation.value}"], folder / "run", resumed_from=resumed)
+    return differences(start, changed)
+
+
+def own_keys(algo: str, part: str) -> dict[str, Any]:
+    """Keys of a part of the tree that no algorithm before this one has shown."""
+    names = list(ALGORITHMS)
+    seen = {key for name in names[: names.index(algo)] for key in keys(name)}
+    return {
+        key: value
+        for key, value in keys(algo).items()
+        if key not in seen and (key.startswith(f"{part}.") if part else "." not in key)
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.field("cfg/3")
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_key_changes_something_or_is_refused(algo: str, part: str, folder: Path) -> None:
+    silent = []
+    for key, value in own_keys(algo, part).items():
+        is_off = value is None and key.startswith(("callbacks.", "logger."))
+        if key in INFORMATIONAL or is_off or key.rpartition(".")[2] in ("run_dir", "root_dir"):
+            continue
+        if not effect(algo, key, value, folder):
+            silent.append(key)
+    shutil.rmtree(folder / "elsewhere", ignore_errors=True)
+    assert silent == []
+
+
+@pytest.mark.slow
+def test_the_same_command_twice_does_the_same(folder: Path) -> None:
+    """Else every key would seem to have an effect."""
+    for command in ALGORITHMS.values():
+        assert differences(outcome(command, folder / "run"), outcome(command, folder / "run")) == []
