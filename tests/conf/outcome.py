@@ -93,7 +93,7 @@ class _Records(logging.Handler):
 
 @contextmanager
 def _watched(passes: Counter[str], process: dict[str, Any], records: list[str]) -> Iterator[None]:
-    """Count passes by shape, record loaders and torch's switches while they are in force, and what is logged."""
+    """Count passes by shape; note loaders, what is logged, and torch's switches while they are in force."""
     process.update(anomaly=False, loaders=[])
     handler = _Records()
     precision = torch.get_float32_matmul_precision()
