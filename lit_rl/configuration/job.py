@@ -2,6 +2,7 @@
 
 import copy
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -117,5 +118,5 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
 
 def quoted(value: str) -> str:
     """A string that Hydra's grammar reads as itself."""
-    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
+    escaped = re.sub(r"(\\*)'", r"\1\1\\'", value)  # a backslash is one only before a quote
+    return "'" + re.sub(r"(\\+)$", r"\1\1", escaped) + "'"

@@ -95,7 +95,8 @@ def current_job(conf: Path) -> Job:
     known = _JOBS.pop(tuple(overrides), None)
     if known is not None:
         return known
-    overrides = [*_search_path(args), *overrides]
+    searched = [text for text in hydra.overrides.hydra if text.startswith("hydra.searchpath")]
+    overrides = [*(searched or _search_path(args)), *overrides]
     if hydra.mode == RunMode.MULTIRUN:
         _mask_sweep_file(Path(hydra.sweep.dir))
         print(f"Job {hydra.job.num}:", *(_masked_override(text) for text in overrides), flush=True)
