@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 EMPTY_CONTEXT = "algo.reprompt.reprompt_template='{prompt}'"
-RATE = 1e-4
+RATE = 1.4e-5
 
 
 @dataclass(frozen=True)
