@@ -83,26 +83,17 @@ def warm_up(settings: Settings) -> str | None:
 
 def shape_of_schedule(settings: Settings) -> str | None:
     """Rule 42."""
-    shape = settings.get("schedule.lr_scheduler_type")
-    groups: list[tuple[bool, list[str], str]] = [
-        (shape == "cosine", ["schedule.num_cycles"], "schedule.lr_scheduler_type=cosine"),
-        (
-            shape != "constant",
-            ["schedule.lr_decay_steps", "schedule.min_lr", "schedule.min_lr_ratio"],
-            "schedule.lr_scheduler_type other than constant",
-        ),
-        (
-            shape == "wsd",
-            ["schedule.lr_wsd_decay_style", "schedule.lr_wsd_decay_steps"],
-            "schedule.lr_scheduler_type=wsd",
-        ),
-        (
-            settings.get("schedule.weight_decay_incr_style") != "constant",
-            ["schedule.end_weight_decay"],
-            "schedule.weight_decay_incr_style linear or cosine",
-        ),
+    shape, growth = "schedule.lr_scheduler_type", "schedule.weight_decay_incr_style"
+    floors = ["schedule.lr_decay_steps", "schedule.min_lr", "schedule.min_lr_ratio"]
+    last_phase = ["schedule.lr_wsd_decay_style", "schedule.lr_wsd_decay_steps"]
+    groups: list[tuple[str, bool, list[str], str]] = [
+        (shape, settings[shape] == "cosine", ["schedule.num_cycles"], "cosine"),
+        (shape, settings[shape] != "constant", floors, "other than constant"),
+        (shape, settings[shape] == "wsd", last_phase, "wsd"),
+        (growth, settings[growth] != "constant", ["schedule.end_weight_decay"], "linear or cosine"),
     ]
-    for has_effect, keys, needs in groups:
-        if not has_effect and (message := settings.idle(keys, f"{needs} (found {shape!r})")) is not None:
+    for switch, has_effect, keys, wanted in groups:
+        needs = f"{switch} {wanted} (found {settings[switch]!r})"
+        if not has_effect and (message := settings.idle(keys, needs)) is not None:
             return message
     return None

@@ -72,6 +72,7 @@ FAILS_WITHOUT = (  # keys without which their context fails
     "checkpoint.resume_from_path",
     "algo.batch.micro_batch_tokens",
     "algo.distillation.distillation_topk",
+    "schedule.weight_decay_incr_style",
 )
 
 
