@@ -142,7 +142,7 @@ CASES = [
         ["schedule.lr_warmup_steps_ratio", "schedule.lr_warmup_steps"],
     ),
     ("schedule.min_lr=1e-7 schedule.min_lr_ratio=0.1", ["schedule.min_lr", "schedule.min_lr_ratio"]),
-    ("schedule.lr_warmup_steps=50", ["schedule.lr_warmup_steps", "trainer.max_steps"]),
+    ("schedule.lr_warmup_steps=500", ["schedule.lr_warmup_steps", "trainer.max_steps"]),
     ("schedule.lr_warmup_init=1e-7", ["schedule.lr_warmup_init", "schedule.lr_warmup_steps"]),
     ("schedule.num_cycles=2", ["schedule.num_cycles", "schedule.lr_scheduler_type"]),
     (
