@@ -65,4 +65,5 @@ RULES: list[Rule] = [
     run.length_of_run,
     run.warm_up,
     run.shape_of_schedule,
+    run.optimizer_and_schedule,
 ]

@@ -1,7 +1,12 @@
 """Rules of checkpoints, the length of the run and the schedule."""
 
-from lit_rl.configuration.settings import Settings
+import torch
 
+from lit_rl.configuration.build import built
+from lit_rl.configuration.settings import Settings
+from lit_rl.errors import ConfigError
+
+ANY_LENGTH = 10**9  # steps of a run whose length is not known yet
 CONTENTS = ("model", "optimizer", "extra")
 SWITCHES = ("trainer.limit_val_batches", "trainer.val_check_interval")  # 0 is no validation
 
@@ -78,6 +83,19 @@ def warm_up(settings: Settings) -> str | None:
         )
     if (steps < 0 and settings.get("schedule.lr_warmup_steps_ratio", 0.0) == 0) or steps == 0:
         return settings.idle(["schedule.lr_warmup_init"], "a warm-up: schedule.lr_warmup_steps or its ratio")
+    return None
+
+
+def optimizer_and_schedule(settings: Settings) -> str | None:
+    """Ranges: both are built once, for one number, before there is a model."""
+    number, total = torch.zeros(1, requires_grad=True), settings["trainer.max_steps"]
+    try:
+        optimizer = built(settings["optim"])([number])
+        built(settings["schedule"])(optimizer, total_steps=total if total > 0 else ANY_LENGTH)
+    except ConfigError as error:
+        return str(error)
+    except (ValueError, TypeError, RuntimeError) as error:
+        return f"optim cannot be built: {error}."
     return None
 
 

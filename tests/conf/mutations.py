@@ -263,7 +263,9 @@ def table(folder: Path) -> dict[str, Mutation]:
         "schedule.lr_wsd_decay_style": to("linear", *wsd),
         "schedule.lr_wsd_decay_steps": to(2, *wsd),
         "schedule.weight_decay_incr_style": to("linear", "optim.lr=1e-2", "schedule.end_weight_decay=0.9"),
-        "schedule.end_weight_decay": to(0.9, "optim.lr=1e-2", "schedule.weight_decay_incr_style=linear"),
+        "schedule.end_weight_decay": to(
+            0.9, "optim.lr=1e-2", "schedule.weight_decay_incr_style=linear", "schedule.end_weight_decay=0.5"
+        ),
         # callbacks, trainer
         "callbacks.log_completions.every_n_steps": to(2),
         "callbacks.log_completions.num_rows": to(2),

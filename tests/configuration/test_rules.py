@@ -153,6 +153,13 @@ CASES = [
         "schedule.lr_wsd_decay_style=cosine",
         ["schedule.lr_wsd_decay_style", "schedule.lr_scheduler_type"],
     ),
+    (
+        "schedule.weight_decay_incr_style=linear",
+        ["schedule.weight_decay_incr_style", "schedule.end_weight_decay"],
+    ),
+    ("schedule.min_lr_ratio=1.5", ["schedule.min_lr_ratio", "[0, 1]", "1.5"]),
+    ("optim.lr=-1", ["optim", "learning rate", "-1"]),
+    ("optim.betas=[0.9,1.5]", ["optim", "beta", "1.5"]),
     ("schedule.end_weight_decay=0.1", ["schedule.end_weight_decay", "schedule.weight_decay_incr_style"]),
 ]
 SDPO_CASES = [
