@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -35,6 +36,9 @@ def launch(main: Callable[[], Any], conf: Path) -> int:
     if arguments is not None:
         sys.argv[1:] = arguments
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us as they are
+    if get_args_parser().parse_args().help:
+        print(help_page(conf))
+        return 0
     try:
         check_command_line(conf)
         main()
@@ -45,6 +49,24 @@ def launch(main: Callable[[], Any], conf: Path) -> int:
         print_user_error(mistake, full_trace=_wants_trace(sys.argv[1:]))
         return USER_ERROR
     return 0
+
+
+def help_page(conf: Path) -> str:
+    """The template of `train.yaml` with the groups that are for users, each one's default first."""
+    config = yaml.safe_load((conf / "train.yaml").read_text())
+    defaults: dict[str, Any] = {}
+    for entry in config["defaults"]:
+        defaults.update(entry if isinstance(entry, dict) else {})
+    folders = sorted(
+        path.name for path in conf.iterdir() if any(path.glob("*.yaml")) and path.name != "preset"
+    )
+    lines = []
+    for group in dict.fromkeys([*(name for name in defaults if name in folders), *folders]):
+        default = defaults.get(group)
+        first = [default] if isinstance(default, str) else default or []
+        others = sorted(path.stem for path in (conf / group).glob("*.yaml") if path.stem not in first)
+        lines.append(f"  {group:<12} {', '.join([*first, *others])}")
+    return config["hydra"]["help"]["template"].replace("$APP_CONFIG_GROUPS", "\n".join(lines))
 
 
 def run_current(run: Callable[[Job], Any], conf: Path) -> Any:
