@@ -6,6 +6,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from lit_rl.batch import RolloutBatch, padded
 from lit_rl.rollout.hf import HFEngine
+from lit_rl.rollout.sampling import Sampling
 
 VOCABULARY = 40
 END, PAD = 1, 0
@@ -86,3 +87,23 @@ def plain_logps(model: PreTrainedModel, rows: RolloutBatch, temperature: float =
 
 
 RAGGED = [[5, 9, 3], [7, 2, 8, 4, 6, 11, 30, 22, 9, 17, 5], [12, 31, 8, 8, 25]]
+
+
+def generate(
+    engine: HFEngine,
+    rows: list[list[int]] | RolloutBatch = RAGGED,
+    G: int = 1,
+    seed: int = 0,
+    step: int = 0,
+    **settings,
+) -> RolloutBatch:
+    prompts = rows if isinstance(rows, RolloutBatch) else prompts_of(rows)
+    sampling = Sampling(**({"max_completion_length": 12} | settings))
+    return engine.generate(prompts, num_generations=G, sampling=sampling, seed=seed, step=step)
+
+
+def completions(rows: RolloutBatch) -> list[list[int]]:
+    assert rows.completion_ids is not None and rows.completion_len is not None
+    return [
+        ids[:n].tolist() for ids, n in zip(rows.completion_ids, rows.completion_len.tolist(), strict=True)
+    ]
