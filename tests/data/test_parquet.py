@@ -89,7 +89,8 @@ def test_only_required_columns_are_read_when_asked_for(three_files: list[str]) -
 
 
 def test_rows_in_memory_and_a_dataset_serve_the_same_rows(write_parquet: Callable[..., str]) -> None:
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     in_file, in_memory = open_rows(write_parquet(numbered(0, 5)), key=KEY), open_rows(numbered(0, 5), key=KEY)
     dataset = open_rows(datasets.Dataset.from_list(numbered(0, 5)), key=KEY)
     assert (
