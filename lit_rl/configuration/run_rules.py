@@ -65,7 +65,7 @@ def length_of_run(settings: Settings) -> str | None:
 
 def warm_up(settings: Settings) -> str | None:
     """Rule 41."""
-    steps, total = settings.get("schedule.lr_warmup_steps", -1), settings["trainer.max_steps"]
+    steps = settings.get("schedule.lr_warmup_steps", -1)
     if steps >= 0:
         key = "schedule.lr_warmup_steps_ratio"
         if (message := settings.idle([key], f"schedule.lr_warmup_steps=-1 (found {steps})")) is not None:
@@ -74,12 +74,6 @@ def warm_up(settings: Settings) -> str | None:
         return (
             f"schedule.min_lr (found {settings['schedule.min_lr']}) and schedule.min_lr_ratio (found "
             f"{settings['schedule.min_lr_ratio']}) are two floors; set one."
-        )
-    needed = max(steps, 0) + (settings.get("schedule.lr_decay_steps") or 0)
-    if 0 < total < needed:
-        return (
-            f"schedule.lr_warmup_steps (found {steps}) + schedule.lr_decay_steps (found "
-            f"{settings.get('schedule.lr_decay_steps')}) must be at most trainer.max_steps (found {total})."
         )
     if (steps < 0 and settings.get("schedule.lr_warmup_steps_ratio", 0.0) == 0) or steps == 0:
         return settings.idle(["schedule.lr_warmup_init"], "a warm-up: schedule.lr_warmup_steps or its ratio")
