@@ -21,8 +21,8 @@ class BatchPlan:
     Args:
         optimizer_batch_size: rows over all ranks per optimizer step; null is the whole step.
         micro_batch_size: rows per forward and backward on one device.
-        micro_batch_tokens: instead of rows: prompt and completion tokens without padding, rows sorted by
-            length.
+        micro_batch_tokens: instead of rows: prompt and completion tokens, the padding up to a piece's longest
+            row included; rows are sorted by length.
         score_micro_batch_size: rows per pass without gradient; null is as above.
         score_micro_batch_tokens: the same in tokens.
         shuffle: permute the rows before each pass over them, seeded.
@@ -109,11 +109,12 @@ def _cuts(batch: RolloutBatch, size: int | None, tokens: int | None) -> Iterator
     assert tokens is not None and batch.completion_len is not None
     lengths = (batch.prompt_len + batch.completion_len).cpu()
     order = lengths.argsort(descending=True, stable=True)
-    start, used = 0, 0
+    start, longest = 0, 0  # rows are padded to the first of a piece, the longest
     for position, length in enumerate(lengths[order].tolist()):
-        if position > start and used + length > tokens:
+        if position == start:
+            longest = length
+        elif (position + 1 - start) * longest > tokens:
             yield order[start:position]
-            start, used = position, 0
-        used += length
+            start, longest = position, length
     if start < len(order):
         yield order[start:]

@@ -25,7 +25,17 @@ def test_every_row_is_in_one_micro_batch(plan: BatchPlan, make_batch) -> None:
 def test_a_token_budget_holds_unless_one_row_exceeds_it(make_batch) -> None:
     batch: RolloutBatch = make_batch()
     for piece in BatchPlan(None, None, 20).micro_batches(batch):
-        assert len(piece) == 1 or int((piece.prompt_len + piece.completion_len).sum()) <= 20
+        longest = int((piece.prompt_len + piece.completion_len).max())
+        assert len(piece) == 1 or len(piece) * longest <= 20
+
+
+def test_padding_counts_in_a_token_budget(make_batch) -> None:
+    """One long row beside many short ones would be a piece as wide as the long row."""
+    batch: RolloutBatch = make_batch(P=1, G=8)
+    batch.prompt_len = torch.tensor([40, 2, 2, 2, 2, 2, 2, 2])
+    batch.completion_len = torch.ones(8, dtype=torch.long)
+    pieces = list(BatchPlan(None, None, 54).micro_batches(batch))
+    assert [len(piece) for piece in pieces] == [1, 7]
 
 
 def test_shuffle_permutes_by_the_generator() -> None:
