@@ -1,8 +1,8 @@
 """RLModule: one step of every algorithm, read top to bottom in `training_step`."""
 
-import math
 import os
 import warnings
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -16,10 +16,11 @@ from lit_rl.algorithms.iteration import rl_iteration
 from lit_rl.algorithms.reporting import add_reward_metrics, add_rollout_metrics
 from lit_rl.algorithms.samples import samples_of
 from lit_rl.algorithms.state import Stateful, add_state, take_state
+from lit_rl.algorithms.updates import Network, add_update_metrics, as_list, step_
 from lit_rl.algorithms.validation import ValidationScores
 from lit_rl.batch import RolloutBatch
 from lit_rl.data.chat import Chat
-from lit_rl.distributed import all_sum_, sum_gradients_, world_size
+from lit_rl.distributed import all_sum_, world_size
 from lit_rl.errors import ConfigError
 from lit_rl.functional.masking import Totals, totals_of
 from lit_rl.hooks import emit
@@ -118,9 +119,9 @@ class RLModule(L.LightningModule):
             with self.clock("update"):
                 for rows in self.optimizer_batches(rollout):
                     totals = self.totals(rows)
-                    micro_batches = self.batch.micro_batches(self.rows_in_loss(rows))
+                    micro_batches = self.micro_batches(rows)
                     losses = [self.backward_locally(self.loss(piece, totals)) for piece in micro_batches]
-                    self.update_policy(torch.stack(losses).sum())
+                    self.update_weights(torch.stack(losses).sum())
                 self.sync()
         self.report(rollout)
         return {"loss": torch.tensor(self.metrics["train/loss"]), "metrics": self.metrics}
@@ -245,44 +246,37 @@ class RLModule(L.LightningModule):
         """The rows worth a forward pass; at least one, so that every rank has a loss."""
         return rows
 
+    def micro_batches(self, rows: RolloutBatch) -> Iterator[RolloutBatch]:
+        """The rows of an optimizer batch in the pieces that pass forward and backward together."""
+        return self.batch.micro_batches(self.rows_in_loss(rows))
+
     def backward_locally(self, loss: Tensor) -> Tensor:
-        """Add to the gradients of this rank; returns the loss. `update_policy` brings the ranks together."""
+        """Add to the gradients of this rank; returns the loss. `update_weights` brings the ranks together."""
         wrapper = self.trainer.model
         no_sync = wrapper.no_sync() if isinstance(wrapper, DistributedDataParallel) else nullcontext()
         with no_sync:
             self.manual_backward(loss)
         return loss.detach()
 
-    def update_policy(self, loss: Tensor) -> None:
+    def networks(self) -> list[Network]:
+        """What is trained, the policy first; each has its optimizer and schedule, in this order."""
+        return [Network("policy", self.policy, as_list(self.optimizers())[0], self.max_grad_norm)]
+
+    def update_weights(self, loss: Tensor) -> None:
         """Bring gradients together, clip them, take the optimizer step. Collective.
 
         Args:
-            loss: this rank's share of the optimizer batch's loss. It is checked too, since a clamp has a
-                gradient of zero where its input is NaN.
+            loss: this rank's share of the optimizer batch's loss.
 
         Raises:
             FloatingPointError: loss or gradient are not finite and `on_nonfinite` is "error".
         """
-        optimizer = self.optimizers()
-        parameters = [p for p in self.policy.parameters() if p.requires_grad]
-        sum_gradients_(parameters)
-        loss = all_sum_(loss.double())
-        norm = nn.utils.clip_grad_norm_(parameters, self.max_grad_norm or math.inf)
-        is_finite = bool((loss + norm).isfinite())
-        if is_finite:
-            optimizer.step()  # type: ignore[union-attr]
-            self.optimizer_steps += 1
-        elif self.on_nonfinite == "error":
-            raise FloatingPointError(
-                f"The loss is {loss.item()} and the gradient norm {norm.item()} at step {self.step + 1}; the "
-                f"weights are unchanged. Set algo.on_nonfinite=skip to leave such updates out, or "
-                f"trainer.detect_anomaly=true to find the cause."
-            )
-        optimizer.zero_grad()  # type: ignore[union-attr]
-        self.sums.add("train/loss", loss if is_finite else 0.0, float(is_finite))
-        self.sums.add("train/grad_norm", norm if is_finite else 0.0, float(is_finite))
-        self.sums.add("train/skipped_updates", 0.0 if is_finite else 1.0)
-        self.sums.end_update()
+        networks = self.networks()
+        done = step_(networks, loss)
+        if not done.is_finite and self.on_nonfinite == "error":
+            raise FloatingPointError(done.complaint(self.step + 1))
+        self.optimizer_steps += int(done.is_finite and networks[0].learns)
+        add_update_metrics(self.sums, networks, done)
 
     def report(self, rollout: RolloutBatch) -> None:
         """Bring the step's metrics together, step the schedule, tell the callbacks. Collective."""
@@ -294,11 +288,13 @@ class RLModule(L.LightningModule):
         self.metrics = self.sums.reduce()
         seconds = sum(self.metrics[f"time/{phase}"] for phase in ("generate", "score", "teacher", "update"))
         self.metrics["rollout/tokens_per_second"] = self.metrics["rollout/tokens"] / max(seconds, 1e-9)
-        self.metrics["train/lr"] = self.optimizers().param_groups[0]["lr"]  # type: ignore[union-attr]
+        for network in self.networks():
+            self.metrics[f"{network.prefix}lr"] = network.optimizer.param_groups[0]["lr"]
         self.metrics["train/optimizer_steps"] = float(self.optimizer_steps)
         with warnings.catch_warnings():  # an update that was left out steps no optimizer
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
-            self.lr_schedulers().step()  # type: ignore[union-attr]
+            for schedule in as_list(self.lr_schedulers()):
+                schedule.step()
         self.last_rollout = rollout
         self.log_dict(self.metrics, logger=False)
         if self.step % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
@@ -381,11 +377,14 @@ class RLModule(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """The optimizer over decayed and undecayed parameters, and its schedule in iterations."""
-        optimizer = self.optimizer(decay_groups(self.policy))
+        return self.scheduled(self.optimizer(decay_groups(self.policy)), self.scheduler)
+
+    def scheduled(self, optimizer: Any, scheduler: LRSchedulerCallable) -> dict[str, Any]:
+        """An optimizer and its schedule over the run, as Lightning takes them."""
         # Lightning's estimated_stepping_batches would make the loaders here, before a checkpoint's place in
         # the data is read, and a resumed run would begin them anew.
         total_steps = self.trainer.datamodule.total_steps(self.trainer.max_steps)  # type: ignore[attr-defined]
-        schedule = self.scheduler(optimizer, total_steps=total_steps)  # type: ignore[call-arg]
+        schedule = scheduler(optimizer, total_steps=total_steps)  # type: ignore[call-arg]
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     # -------------------------------------------------------------------------------------------- checkpoint
