@@ -153,6 +153,7 @@ class RolloutGeneration(L.Callback):
             purpose: keeps the noise of training and validation apart.
         """
         self.bind(pl_module)
+        self.engine.wake()
         if self.engine.policy_version != pl_module.policy_version:
             self.engine.sync_weights(named_base_tensors(pl_module.policy), pl_module.policy_version)
         rollout = self.engine.generate(
@@ -163,6 +164,7 @@ class RolloutGeneration(L.Callback):
             step=pl_module.step,
             on_progress=self._progress(pl_module.trainer),
         )
+        self.engine.sleep()
         return rollout if self.calculate_log_probs else replace(rollout, rollout_logps=None)
 
     def bind(self, pl_module: RLModule) -> None:
@@ -175,8 +177,17 @@ class RolloutGeneration(L.Callback):
             end_token_ids=end_token_ids(pl_module.policy, chat.tokenizer),
             pad_token_id=chat.pad_token_id,
             decode=chat.decode,
+            tokenizer=chat.tokenizer,
+            max_tokens=self._max_tokens(pl_module),
         )
         self._is_bound = True
+
+    def _max_tokens(self, pl_module: RLModule) -> int | None:
+        """Tokens of the longest prompt and the longest completion of training and validation."""
+        if pl_module.chat.max_prompt_length is None:
+            return None
+        sampled = (pl_module.sampling, self.val_kwargs.over(pl_module.sampling).effective())
+        return pl_module.chat.max_prompt_length + max(s.max_completion_length for s in sampled)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":

@@ -10,6 +10,7 @@ from lit_rl.configuration import algorithm_rules as algorithm
 from lit_rl.configuration import batch_rules as batch
 from lit_rl.configuration import input_rules as inputs
 from lit_rl.configuration import objective_rules as objective
+from lit_rl.configuration import rollout_rules as rollout
 from lit_rl.configuration import run_rules as run
 from lit_rl.configuration import sdpo_rules as sdpo
 from lit_rl.configuration import trainer_rules as trainer
@@ -32,6 +33,8 @@ RULES: list[Rule] = [
     batch.token_budget_with_local_mean,
     algorithm.sampling_can_be_learned_from,
     algorithm.guided_decoding,
+    rollout.engine_package,
+    rollout.engine_log_probs,
     algorithm.gathering,
     algorithm.every_row_truncated,
     algorithm.supervised_only,

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -17,7 +18,14 @@ class RolloutEngine(ABC):
 
     @abstractmethod
     def bind(
-        self, policy: nn.Module, *, end_token_ids: list[int], pad_token_id: int, decode: Callable
+        self,
+        policy: nn.Module,
+        *,
+        end_token_ids: list[int],
+        pad_token_id: int,
+        decode: Callable[[list[int]], str],
+        tokenizer: Any = None,
+        max_tokens: int | None = None,
     ) -> None:
         """Get ready to write with this policy.
 
@@ -26,6 +34,9 @@ class RolloutEngine(ABC):
             end_token_ids: every id that ends a completion.
             pad_token_id: fills positions that do not exist.
             decode: ids to text, for stop strings.
+            tokenizer: for engines that look at text themselves.
+            max_tokens: of prompt and completion together, at most; None when there is no limit but the
+                model's.
         """
 
     @abstractmethod

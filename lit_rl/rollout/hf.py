@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -61,6 +62,8 @@ class HFEngine(RolloutEngine):
         end_token_ids: list[int],
         pad_token_id: int,
         decode: Callable[[list[int]], str],
+        tokenizer: Any = None,
+        max_tokens: int | None = None,
     ) -> None:
         """See `RolloutEngine.bind`. A shared policy with LoRA writes with its active adapters."""
         own = next(p.dtype for p in policy.parameters() if p.is_floating_point())
