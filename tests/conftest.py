@@ -87,7 +87,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for outcome in ("passed", "failed", "error", "skipped"):
         for report in terminalreporter.getreports(outcome):
             if outcome != "passed" or report.when == "call":
-                known = [m for m in ("slow", "vllm", "gpu", "field") if m in report.keywords]
+                known = [m for m in ("slow", "vllm", "gpu", "field") if m in getattr(report, "keywords", ())]
                 for marker in known or ["unmarked"]:
                     counts[marker]["failed" if outcome == "error" else outcome] += 1
     for marker, count in sorted(counts.items()):

@@ -42,7 +42,7 @@ GROUPS = (
     ("policy_loss", ("clipped", "gpg", "cispo", "sapo", "geo_mean", "clip_cov", "kl_cov")),
     ("optim", ("adamw", "adam", "sgd")),
     ("schedule", ("default",)),
-    ("rollout", ("hf",)),
+    ("rollout", ("hf", "vllm", "vllm_server")),
     ("checkpoint", ("default",)),
     ("callbacks", ("default", "reference_sync")),
     ("logger", ("default", "tensorboard", "csv", "console", "none")),

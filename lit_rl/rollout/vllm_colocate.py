@@ -28,8 +28,8 @@ class VLLMColocate(RolloutEngine):
     """Writes with vLLM in this process; weights are handed over in memory.
 
     The engine keeps a second set of weights and a key-value cache, and takes both from the share of device
-    memory (on a CPU: of main memory) that `gpu_memory_utilization` names. A completion is drawn with a seed of
-    its own, from (seed, step, prompt row, generation); beside other rows its logits may round differently.
+    memory (on a CPU: of main memory) that `gpu_memory_utilization` names. A completion is drawn with a seed
+    of its own, from (seed, step, prompt row, generation); beside other rows its logits may round differently.
 
     Args:
         dtype: of weights and activations; "auto" is the policy's.
@@ -164,7 +164,8 @@ class VLLMColocate(RolloutEngine):
         self._names = self._names or sorted(names)
         if self._names != sorted(names):
             raise RuntimeError(
-                f"{len(names)} weights came and at the first update {len(self._names)}; an update must bring all."
+                f"{len(names)} weights came and at the first update {len(self._names)}; an update must bring "
+                "all."
             )
         self._llm.reset_prefix_cache()
         self.policy_version = version
@@ -202,9 +203,7 @@ class VLLMColocate(RolloutEngine):
             on_progress(len(rows), len(rows))
         has_logps = is_policy_distribution(sampling)
         completions = [_completion(output.outputs[0], has_logps) for output in outputs]
-        return filled(
-            rows, completions, pad_token_id=self._pad_token_id, policy_version=self.policy_version
-        )
+        return filled(rows, completions, pad_token_id=self._pad_token_id, policy_version=self.policy_version)
 
     def sleep(self) -> None:
         if self.free_cache_engine and not self._is_asleep:
@@ -264,8 +263,11 @@ def _llm_class() -> Any:
 
 @contextmanager
 def _trainer_left_as_it_was() -> Iterator[None]:
-    """Starting vLLM in process sets environment variables that children inherit, the number of threads, and on
-    a CPU replaces `torch.set_num_threads`; all of it is undone."""
+    """Undo what starting vLLM in process does to it.
+
+    It sets environment variables that children inherit and the number of threads, and on a CPU it replaces
+    `torch.set_num_threads`.
+    """
     temporary = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",

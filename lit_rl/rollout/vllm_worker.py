@@ -36,7 +36,7 @@ class WeightUpdate:
                 model.load_weights(iter(named_tensors))
             finally:
                 finalize_layerwise_reload(model, self.model_config)
-            head = getattr(model, "lm_head", None)
+            head: Any = getattr(model, "lm_head", None)
             if hasattr(head, "cpu_linear"):
                 # On a CPU a tied head keeps a packed copy of its own, which a reload leaves as it was.
                 head.quant_method.process_weights_after_loading(head)

@@ -2,6 +2,7 @@
 
 import re
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ ON_PURPOSE = {
 }
 WITHOUT_ROLLOUTS = {"num_generations", "mask_truncated_completions", "sampling", "reward"}
 OUR_OWN = {  # keys beyond the specification, and why
+    "rollout.engine.engine_kwargs": "vllm: in the specification under free-form keys",
     "algo.policy_loss.ratio_cap": "cispo: the bound as TRL reads it",
     "algo.policy_loss.tau_pos": "sapo: the gate of its paper",
     "algo.policy_loss.tau_neg": "sapo: the gate of its paper",
@@ -107,6 +109,9 @@ def test_every_choice_composes_and_passes_the_check(group: str, choice: str) -> 
     composition = composed(group, choice)
     if choice == "gpu" and not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="needs a GPU"):
+            validate(composition.tree, composition.baseline, composition.choices)
+    elif choice == "vllm" and find_spec("vllm") is None:
+        with pytest.raises(ConfigError, match="needs the package vllm"):
             validate(composition.tree, composition.baseline, composition.choices)
     else:
         validate(composition.tree, composition.baseline, composition.choices)

@@ -1,4 +1,4 @@
-"""A real vLLM in this process: it writes what the policy of the last sync would, and leaves the trainer alone."""
+"""A real vLLM in this process writes what the policy of the last sync would; the trainer stays as it was."""
 
 import os
 from collections.abc import Iterator

@@ -1,0 +1,125 @@
+"""A real vLLM server process: contract of an engine, a server that is lost and comes back, none at all."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+import torch
+
+from lit_rl.models.roles import named_base_tensors
+from lit_rl.rollout.serve import command
+from lit_rl.rollout.vllm_server import VLLMServer
+
+from .test_vllm import PROMPTS, SHAPE, _by_transformers, perturbed
+from .tiny import END, PAD, completions, generate, llama, numbers_as_text, plain_logps
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Server:
+    """A server process on a port that stays the same over restarts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port = folder, free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+        rest = ["--skip-tokenizer-init", "--max-model-len", "128", "--max-num-seqs", "64"]
+        log = (self.folder / "server.log").open("ab")
+        self.process = subprocess.Popen(
+            command(str(self.folder), self.port, "float32", rest),
+            env=environment,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+    def wait(self) -> None:
+        for _ in range(600):
+            try:
+                with urlopen(f"{self.url}/health", timeout=2) as answer:
+                    if answer.status == 200:
+                        return
+            except OSError:
+                pass
+            assert self.process.poll() is None, (self.folder / "server.log").read_text()[-3000:]
+            time.sleep(0.5)
+        raise AssertionError("the server did not start")
+
+    def kill(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def bound_to(urls: list[str], model, **settings) -> VLLMServer:
+    engine = VLLMServer(base_url=urls, **settings)
+    engine.bind(model, end_token_ids=[END], pad_token_id=PAD, decode=numbers_as_text)
+    return engine
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("policy")
+    llama(**SHAPE).save_pretrained(folder)
+    server = Server(folder)
+    server.start()
+    server.wait()
+    yield server
+    server.kill()
+
+
+@pytest.mark.vllm
+def test_a_server_writes_with_what_was_synced_last(server: Server) -> None:
+    model = llama(seed=5, **SHAPE)
+    engine = bound_to([server.url], model)
+    for version in range(1, 3):
+        perturbed(model, version)
+        engine.sync_weights(named_base_tensors(model), version)
+        greedy = generate(engine, PROMPTS, temperature=0.0, ignore_eos=True)
+        assert completions(greedy) == completions(_by_transformers(model)), version
+        drawn = generate(engine, PROMPTS, G=4, temperature=0.7)
+        assert drawn.policy_version.unique().tolist() == [version]
+        expected = plain_logps(model, drawn, temperature=0.7)
+        torch.testing.assert_close(drawn.rollout_logps, expected, atol=1e-4, rtol=0)
+    again = generate(engine, PROMPTS, G=4, temperature=0.7)
+    assert completions(again) == completions(drawn)
+    engine.close()
+
+
+@pytest.mark.vllm
+def test_a_server_that_was_lost_comes_back_with_the_current_weights(server: Server) -> None:
+    """It restarts with the weights of its folder; no completion of theirs may count."""
+    model = perturbed(llama(seed=6, **SHAPE), 3)
+    engine = bound_to([server.url], model, server_timeout=300.0)
+    engine.sync_weights(named_base_tensors(model), 7)
+    server.kill()
+    server.start()
+    with pytest.warns(UserWarning, match="is lost"):
+        greedy = generate(engine, PROMPTS, temperature=0.0, ignore_eos=True)
+    assert completions(greedy) == completions(_by_transformers(model))
+    assert greedy.policy_version.unique().tolist() == [7]
+    engine.close()
+
+
+def test_no_server_is_a_connection_error_that_names_the_address() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(ConnectionError, match=url):
+        bound_to([url], llama(), server_timeout=0.2)
+
+
+def test_the_server_command_makes_weights_updatable() -> None:
+    line = command("folder", 8000, "auto", ["--max-model-len", "64"])
+    assert line[0] == sys.executable and line[-2:] == ["--max-model-len", "64"]
+    assert "lit_rl.rollout.vllm_worker.WeightUpdate" in line
