@@ -7,6 +7,7 @@ import lightning as L
 
 from lit_rl.algorithms.base import RLModule
 from lit_rl.batch import RolloutBatch
+from lit_rl.callbacks.engine_check import EngineCheck
 from lit_rl.distributed import world_size
 from lit_rl.errors import ConfigError
 from lit_rl.hooks import emit
@@ -78,6 +79,8 @@ class RolloutGeneration(L.Callback):
         val_kwargs: how validation completions are drawn.
         calculate_log_probs: keep the engine's log-probabilities, for `algo.rollout_correction` and the metric
             `rollout_is/kl`; else they are dropped.
+        check_every_n_steps: steps between checks of the engine against the policy; 0 is off.
+        max_logp_gap: see `EngineCheck`.
     """
 
     def __init__(
@@ -85,8 +88,11 @@ class RolloutGeneration(L.Callback):
         engine: RolloutEngine,
         val_kwargs: ValSampling | None = None,
         calculate_log_probs: bool = False,
+        check_every_n_steps: int = 50,
+        max_logp_gap: float = 0.1,
     ) -> None:
         self.engine = engine
+        self.check = EngineCheck(check_every_n_steps, max_logp_gap)
         self.calculate_log_probs = calculate_log_probs
         self.val_kwargs = val_kwargs or ValSampling()
         self._is_bound = False
@@ -165,7 +171,20 @@ class RolloutGeneration(L.Callback):
             on_progress=self._progress(pl_module.trainer),
         )
         self.engine.sleep()
-        return rollout if self.calculate_log_probs else replace(rollout, rollout_logps=None)
+        is_checked = purpose == "train" and self.check.is_due(pl_module.step)
+        if self.calculate_log_probs or is_checked:
+            return rollout
+        return replace(rollout, rollout_logps=None)
+
+    def on_rollout_scored(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *, rollout: RolloutBatch
+    ) -> None:
+        assert isinstance(pl_module, RLModule)
+        if not trainer.training or rollout.rollout_logps is None or not self.check.is_due(pl_module.step):
+            return
+        self.check(pl_module, rollout)
+        if not self.calculate_log_probs:
+            rollout.rollout_logps = None
 
     def bind(self, pl_module: RLModule) -> None:
         """Connect the engine with the policy, once."""

@@ -61,6 +61,7 @@ INFORMATIONAL = {
     "checkpoint.save_on_signal": "no signal comes (tests of callbacks)",
     "algo.reprompt.remove_thinking_from_demonstration": "no think blocks here (tests of objectives)",
     "algo.distillation.chunk_tokens": "memory only: how many logits exist at once",
+    "rollout.max_logp_gap": "the embedded run's engine agrees (tests of callbacks)",
     "logger.csv.root_dir": "the folder of the run",
     "data.loader.pin_memory": "only where there is a CUDA device",
     "reward.reward_funcs.by_source.sources": "no row has another source (tests of rewards)",
