@@ -117,7 +117,7 @@ def _composed(source: Source, overrides: Sequence[str]) -> DictConfig:
 
 def _group_defaults(choices: dict[str, str]) -> dict[str, Any]:
     defaults: dict[str, Any] = {}
-    for group in FOREIGN:
+    for group in (name for name in FOREIGN if name in choices):
         alone = hydra_compose(f"{group}/{choices[group]}")
         plain: Any = OmegaConf.to_container(alone, resolve=False)
         defaults.update(leaves(plain))

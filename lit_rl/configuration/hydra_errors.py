@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
 from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError, OmegaConfBaseException
 
 from lit_rl.configuration.secrets import masked
@@ -127,7 +128,7 @@ def _where(key: str, overrides: list[str], tree: dict[str, Any], composed: Compo
         if at(tree, f"{group}.{name}") is ABSENT and name in _options(group):
             return f"{name} is not on: add it with {group}=[default,{name}]."
     for option in _options(group) if group not in ("callbacks", "logger", "experiment", "debug") else []:
-        if at(composed([f"{group}={option}"]), key) is not ABSENT:
+        if at(_alternative(composed, f"{group}={option}"), key) is not ABSENT:
             return f"It belongs to {group}={option}."
     prefix = key.rpartition(".")[0]
     while prefix and at(tree, prefix) is ABSENT:
@@ -145,6 +146,14 @@ def _where(key: str, overrides: list[str], tree: dict[str, Any], composed: Compo
     if not prefix:
         listed = f"Keys and groups: {', '.join(sorted(tree))}."
     return f"{hint} {listed}".strip()
+
+
+def _alternative(composed: Compose, choice: str) -> dict[str, Any]:
+    """The tree under another choice; empty where this entry point does not offer the group."""
+    try:
+        return composed([choice])
+    except HydraException:
+        return {}
 
 
 def _names(node: Any) -> list[str]:

@@ -18,6 +18,11 @@ class Arithmetic(Reward):
         remark = feedback(sample.completion, str(sample.ground_truth))
         return RewardResult(0.0 if remark else 1.0, remark)
 
+    def answer(self, sample: Sample) -> str | None:
+        """The attempt, when it is a number."""
+        text = sample.completion.strip()
+        return text if re.fullmatch(r"[0-9]{1,6}", text) else None
+
 
 def feedback(text: str, answer: str) -> str | None:
     """One line on what is wrong with an attempt; None when it is right.

@@ -46,6 +46,10 @@ class BySource(Reward):
         """The result of the sample's verifier."""
         return self.sources[self._name(sample)].score(sample)
 
+    def answer(self, sample: Sample) -> str | None:
+        """The answer that the sample's verifier reads."""
+        return self.sources[self._name(sample)].answer(sample)
+
     def _name(self, sample: Sample) -> str:
         source = sample.data_source
         names = [name for name in self.sources if source.startswith(name)]

@@ -25,3 +25,8 @@ class ExactMatch(Reward):
         if not attempt:
             return RewardResult(0.0, "Your answer was empty.")
         return RewardResult(0.0, f"Your answer was {attempt[:SHOWN]}, which is wrong.")
+
+    def answer(self, sample: Sample) -> str | None:
+        """The whole text."""
+        text = sample.completion.strip()
+        return (text.casefold() if self.ignore_case else text) or None

@@ -44,6 +44,10 @@ class GSM8K(Reward):
             return RewardResult(1.0)
         return RewardResult(self.format_score, f"Your answer was {attempt}, which is wrong.")
 
+    def answer(self, sample: Sample) -> str | None:
+        """The number that is compared, in one spelling."""
+        return self._judged(sample.completion, str(sample.ground_truth))[0]
+
     def _judged(self, text: str, truth: str) -> tuple[str | None, bool]:
         if self.method.startswith("verl"):
             found = verl_answer(text, is_strict=self.method == "verl_strict")

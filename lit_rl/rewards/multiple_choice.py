@@ -26,6 +26,10 @@ class MultipleChoice(Reward):
             return RewardResult(1.0)
         return RewardResult(0.0, f"Your answer was {letter}, which is wrong.")
 
+    def answer(self, sample: Sample) -> str | None:
+        """The chosen letter."""
+        return choice(sample.completion)
+
 
 def choice(text: str) -> str | None:
     """The chosen letter, upper case; None where the last answer block is no single letter.

@@ -79,6 +79,10 @@ class Reward(ABC):
     def score(self, sample: Sample) -> RewardResult:
         """The result of one sample."""
 
+    def answer(self, sample: Sample) -> str | None:
+        """What the verifier reads as the answer, for counting equal ones; None where there is none."""
+        return None
+
     def needed_columns(self) -> list[str]:
         """Data columns without which it cannot score."""
         return []

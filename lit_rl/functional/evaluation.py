@@ -1,0 +1,83 @@
+"""Numbers of an evaluation: pass@k, maj@k, and intervals by resampling prompts."""
+
+from collections.abc import Hashable, Sequence
+from math import comb
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Interval(NamedTuple):
+    """A mean with the bounds that hold 95 % of resampled means."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def pass_at_k(right: int, drawn: int, k: int) -> float:
+    """Probability that at least one of k answers is right, without bias from n >= k answers.
+
+    1 - C(n - c, k) / C(n, k). Source: Chen et al., "Evaluating Large Language Models Trained on Code", arXiv
+    2107.03374, eq. 1.
+
+    Args:
+        right: c, right answers.
+        drawn: n, answers.
+        k: at most n.
+    """
+    assert 1 <= k <= drawn and 0 <= right <= drawn
+    return 1.0 - comb(drawn - right, k) / comb(drawn, k)
+
+
+def majority_at_k(
+    answers: Sequence[Hashable | None], is_right: Sequence[bool], k: int, *, draws: int, seed: int
+) -> float:
+    """Probability that the most frequent of k answers is right; ties go to the answer that came first.
+
+    Exact for k = n (one subset); else the mean over random subsets. An answer that is None has no vote.
+
+    Args:
+        answers: n extracted answers.
+        is_right: n truths.
+        k: at most n.
+        draws: random subsets.
+        seed: of the subsets.
+    """
+    assert 1 <= k <= len(answers) == len(is_right)
+    generator = torch.Generator().manual_seed(seed)
+    count = 1 if k == len(answers) else draws
+    subsets = [sorted(torch.randperm(len(answers), generator=generator)[:k].tolist()) for _ in range(count)]
+    return sum(_majority_is_right(answers, is_right, subset) for subset in subsets) / count
+
+
+def bootstrap_mean(values: Tensor, *, draws: int = 2000, seed: int = 0) -> Interval:
+    """Mean of values of independent prompts, with its 95 % interval by the percentile bootstrap.
+
+    Source: Efron, "Bootstrap Methods", Annals of Statistics 7 (1979).
+
+    Args:
+        values: (P,) float, one per prompt.
+        draws: resamples.
+        seed: of the resamples.
+    """
+    values = values.double()
+    generator = torch.Generator().manual_seed(seed)
+    index = torch.randint(len(values), (draws, len(values)), generator=generator)
+    means = values[index].mean(1)  # (draws,)
+    low, high = means.quantile(torch.tensor([0.025, 0.975], dtype=torch.double)).tolist()
+    return Interval(float(values.mean()), low, high)
+
+
+def _majority_is_right(
+    answers: Sequence[Hashable | None], is_right: Sequence[bool], subset: list[int]
+) -> bool:
+    votes: dict[Hashable, int] = {}
+    for i in subset:
+        if (answer := answers[i]) is not None:
+            votes[answer] = votes.get(answer, 0) + 1
+    if not votes:
+        return False
+    winner = max(votes, key=lambda answer: votes[answer])  # dictionaries keep the order of arrival
+    return next(is_right[i] for i in subset if answers[i] == winner)
