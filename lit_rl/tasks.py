@@ -1,11 +1,14 @@
 """What a run does with its parts, in order: validate, fit, validate."""
 
 import logging
+import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
+from transformers.utils import logging as transformers_logging
 
 FLOOR = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -14,6 +17,8 @@ def prepare_process(
     *, seed: int, log_level: str, float32_matmul_precision: str | None, rank: int = 0
 ) -> None:
     """Seed everything, say how much is printed, and set torch's TF32 switch.
+
+    The bar of a model that loads is for a terminal only.
 
     Args:
         seed: of the run.
@@ -26,6 +31,10 @@ def prepare_process(
     logging.basicConfig(format="%(message)s")
     for name in ("lit_rl", "lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(level)
+    if not sys.stderr.isatty():
+        transformers_logging.disable_progress_bar()
+    # Lightning 2.6 calls a name that torch 2.13 deprecates; nothing that a user could mend.
+    warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")
     if float32_matmul_precision is not None:
         torch.set_float32_matmul_precision(float32_matmul_precision)
 
