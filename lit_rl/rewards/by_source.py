@@ -4,8 +4,18 @@ from lit_rl.errors import DataError
 from lit_rl.rewards.arithmetic import Arithmetic
 from lit_rl.rewards.exact_match import ExactMatch
 from lit_rl.rewards.gsm8k import GSM8K
+from lit_rl.rewards.math import Math
 from lit_rl.rewards.multiple_choice import MultipleChoice
 from lit_rl.rewards.reward import Reward, RewardResult, Sample
+
+MATH_SOURCES = (
+    "lighteval/MATH",
+    "DigitalLearningGmbH/MATH-lighteval",
+    "HuggingFaceH4/MATH-500",
+    "math_dapo",
+    "aime",
+)
+"""Names by which verl's data sets of mathematics go."""
 
 
 class BySource(Reward):
@@ -17,6 +27,7 @@ class BySource(Reward):
     | `sciknoweval` | MultipleChoice |
     | `lit_rl/arithmetic` | Arithmetic |
     | `lit_rl/question` | ExactMatch |
+    | `lighteval/MATH` and the others of MATH_SOURCES | Math |
 
     Args:
         sources: further verifiers by source name, or others for the names above.
@@ -28,6 +39,7 @@ class BySource(Reward):
             "sciknoweval": MultipleChoice(),
             "lit_rl/arithmetic": Arithmetic(),
             "lit_rl/question": ExactMatch(),
+            **dict.fromkeys(MATH_SOURCES, Math()),
             **(sources or {}),
         }
 
