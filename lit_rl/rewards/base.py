@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lit_rl.errors import ConfigError
 from lit_rl.rewards.custom import load_function
+from lit_rl.rewards.manager import manager_of
 from lit_rl.rewards.results import ON_ERROR, checked_results
 from lit_rl.rewards.reward import Reward, RewardResult, Sample
 
@@ -45,12 +46,16 @@ class RewardSum:
             gives no feedback either.
         custom_reward_function: `path` of a Python file and `name` of a function in it, in verl's or TRL's
             signature.
-        on_error: when a function raises or returns an infinite score: "error" stops and names the row, "zero"
-            scores 0, "drop" takes the row out of the loss and the group's statistics. NaN and None are no
-            errors.
+        reward_manager: "naive" calls the functions one after another, "prime" splits the rows over processes.
+        num_workers: processes of "prime".
+        timeout: seconds per call. A batch that takes longer is scored row by row, a row that does has failed.
+        on_error: when a function raises, runs out of time or returns an infinite score: "error" stops and
+            names the row, "zero" scores 0, "drop" takes the row out of the loss and the group's statistics. NaN
+            and None are no errors.
 
     Raises:
-        ConfigError: no functions, not as many weights as functions, or an unknown `on_error`.
+        ConfigError: no functions, not as many weights as functions, an unknown `on_error` or manager, or a
+            number out of range.
     """
 
     def __init__(
@@ -58,6 +63,9 @@ class RewardSum:
         reward_funcs: dict[str, Reward] | None = None,
         reward_weights: list[float] | None = None,
         custom_reward_function: dict[str, Any] | None = None,
+        reward_manager: str = "naive",
+        num_workers: int = 2,
+        timeout: float = 30.0,
         on_error: str = "error",
     ) -> None:
         functions = _with_custom(dict(reward_funcs or {}), custom_reward_function)
@@ -71,6 +79,7 @@ class RewardSum:
         self.functions = functions
         self.weights = _checked_weights(reward_weights, list(functions))
         self.on_error = on_error
+        self.manager = manager_of(reward_manager, functions, num_workers=num_workers, timeout=timeout)
         self._has_warned = False
 
     @property
@@ -111,8 +120,8 @@ class RewardSum:
             DataError: a function failed under `on_error=error`, or returned something that is no score.
         """
         columns, failures = [], []
-        for name, function in self.functions.items():
-            results, failed = checked_results(name, function, samples, self.on_error)
+        for name in self.functions:
+            results, failed = checked_results(name, self.manager.call(name), samples, self.on_error)
             columns.append(results)
             failures.append(failed)
         dropped = set().union(*failures) if self.on_error == "drop" else set()

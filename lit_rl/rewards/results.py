@@ -12,7 +12,8 @@ from numbers import Real
 from typing import Any
 
 from lit_rl.errors import ConfigError, DataError
-from lit_rl.rewards.reward import Reward, RewardResult, Sample
+from lit_rl.rewards.manager import Call, OutOfTime
+from lit_rl.rewards.reward import RewardResult, Sample
 
 ON_ERROR = ("error", "zero", "drop")
 
@@ -64,7 +65,7 @@ def as_results(values: Any, count: int, where: str) -> list[RewardResult]:
 
 
 def checked_results(
-    name: str, function: Reward, samples: list[Sample], on_error: str
+    name: str, function: Call, samples: list[Sample], on_error: str
 ) -> tuple[list[RewardResult], set[int]]:
     """Results of one function, and the rows it failed on.
 
@@ -116,7 +117,8 @@ def _finite(results: list[RewardResult], where: str) -> list[RewardResult]:
 
 
 def _failure(where: str, row: int, sample: Sample, error: Exception) -> str:
-    reason = str(error) if isinstance(error, _NotFinite) else f"raised {type(error).__name__}: {error}"
+    is_told = isinstance(error, (_NotFinite, OutOfTime))
+    reason = str(error) if is_told else f"raised {type(error).__name__}: {error}"
     return (
         f"{where} failed on sample {row} of the batch ({reason}); the completion starts with "
         f"{sample.completion[:80]!r}. Mend the function, or set reward.on_error to zero or drop."

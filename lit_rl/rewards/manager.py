@@ -1,0 +1,161 @@
+"""How reward functions are called: one after another, or in processes; each call within a time limit."""
+
+import multiprocessing
+import signal
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lit_rl.errors import ConfigError
+from lit_rl.rewards.reward import Reward, Sample
+
+MANAGERS = ("naive", "prime")
+GRACE = 5.0
+"""Seconds beyond the limit after which a worker that does not react is killed."""
+
+Call = Callable[[list[Sample]], Any]
+
+
+class OutOfTime(Exception):
+    """A call took longer than reward.timeout."""
+
+
+class RewardManager(ABC):
+    """Calls reward functions.
+
+    Args:
+        functions: by name.
+        timeout: seconds per call.
+    """
+
+    def __init__(self, functions: dict[str, Reward], timeout: float) -> None:
+        self.functions, self.timeout = functions, timeout
+
+    @abstractmethod
+    def call(self, name: str) -> Call:
+        """The function of that name, as something to call with samples that raises OutOfTime."""
+
+
+class Naive(RewardManager):
+    """One function after another, in this process."""
+
+    def call(self, name: str) -> Call:
+        function, timeout = self.functions[name], self.timeout
+
+        def limited(samples: list[Sample]) -> Any:
+            with time_limit(timeout):
+                return function(samples)
+
+        return limited
+
+
+class Prime(RewardManager):
+    """The rows of a batch in shares, one per worker process (source: verl's reward manager `prime`).
+
+    Workers are forked from this process, so that functions of any kind work in them. One that hangs where no
+    signal reaches is killed.
+
+    Args:
+        functions: by name.
+        timeout: seconds per call.
+        num_workers: processes.
+    """
+
+    def __init__(self, functions: dict[str, Reward], timeout: float, num_workers: int) -> None:
+        super().__init__(functions, timeout)
+        self.num_workers = num_workers
+        self._pool: Any = None
+
+    def call(self, name: str) -> Call:
+        def shared(samples: list[Sample]) -> list[Any]:
+            size = max(-(-len(samples) // self.num_workers), 1)
+            shares = [samples[start : start + size] for start in range(0, len(samples), size)]
+            pool = self._workers()
+            pending = [pool.apply_async(_in_worker, (name, share, self.timeout)) for share in shares]
+            try:
+                return [value for share in pending for value in share.get(self.timeout + GRACE)]
+            except multiprocessing.TimeoutError:
+                self.close()
+                raise OutOfTime(
+                    f"took longer than reward.timeout, {self.timeout:g} s, and was killed"
+                ) from None
+
+        return shared
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._pool is not None:
+            self._pool.terminate()
+            self._pool.join()
+            self._pool = None
+
+    def _workers(self) -> Any:
+        if self._pool is None:
+            context = multiprocessing.get_context("fork")
+            self._pool = context.Pool(self.num_workers, _remember, (self.functions,))
+        return self._pool
+
+
+def manager_of(
+    reward_manager: str, functions: dict[str, Reward], *, num_workers: int, timeout: float
+) -> RewardManager:
+    """The manager of that name.
+
+    Raises:
+        ConfigError: an unknown name, or a number out of range.
+    """
+    if reward_manager not in MANAGERS:
+        raise ConfigError(
+            f"reward.reward_manager must be one of {', '.join(MANAGERS)} (found {reward_manager!r})."
+        )
+    if num_workers < 1 or timeout <= 0:
+        raise ConfigError(
+            f"reward.num_workers must be >= 1 (found {num_workers!r}) and reward.timeout > 0 "
+            f"(found {timeout!r})."
+        )
+    if reward_manager == "prime":
+        return Prime(functions, timeout, num_workers)
+    return Naive(functions, timeout)
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise OutOfTime in the block after so many seconds.
+
+    By an alarm signal, so it interrupts Python code and most waiting. Only the main thread gets signals;
+    training runs in it, and elsewhere there is no limit.
+
+    Args:
+        seconds: > 0.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(signum: int, frame: Any) -> None:
+        raise OutOfTime(f"took longer than reward.timeout, {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+_FUNCTIONS: dict[str, Reward] = {}
+
+
+def _remember(functions: dict[str, Reward]) -> None:
+    """In a worker: keep what it was forked with; leave interrupts to the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _FUNCTIONS.update(functions)
+
+
+def _in_worker(name: str, samples: list[Sample], timeout: float) -> list[Any]:
+    with time_limit(timeout):
+        values = _FUNCTIONS[name](samples)
+    return values if isinstance(values, list) else list(values)

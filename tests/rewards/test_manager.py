@@ -1,0 +1,90 @@
+"""Rewards in processes and within a time limit: the same numbers, and no function can hold up a run."""
+
+import os
+import time
+
+import pytest
+
+from lit_rl.errors import ConfigError, DataError
+from lit_rl.rewards.base import RewardSum, Sample
+from lit_rl.rewards.manager import OutOfTime, time_limit
+from lit_rl.rewards.reward import Reward, RewardResult
+
+
+class Length(Reward):
+    def score(self, sample: Sample) -> RewardResult:
+        return RewardResult(float(len(sample.completion)), f"{os.getpid()}")
+
+
+class Hangs(Reward):
+    """Sleeps for ever on rows that say so."""
+
+    def score(self, sample: Sample) -> RewardResult:
+        while sample.completion == "hang":
+            time.sleep(0.01)
+        return RewardResult(1.0)
+
+
+class Deaf(Reward):
+    """Ignores the alarm, as compiled code may."""
+
+    def score(self, sample: Sample) -> RewardResult:
+        until = time.monotonic() + 60
+        while sample.completion == "hang" and time.monotonic() < until:
+            try:
+                time.sleep(0.5)
+            except OutOfTime:
+                continue
+        return RewardResult(1.0)
+
+
+SAMPLES = [Sample("q", "a" * n) for n in range(1, 8)]
+HANGING = [Sample("q", text) for text in ("a", "hang", "b")]
+
+
+def test_processes_give_the_same_scores_in_order() -> None:
+    plain = RewardSum({"length": Length()})(SAMPLES)
+    shared = RewardSum({"length": Length()}, reward_manager="prime", num_workers=3)(SAMPLES)
+    assert shared.rewards.tolist() == plain.rewards.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+    workers = set(shared.feedback)
+    assert str(os.getpid()) not in workers and set(plain.feedback) == {str(os.getpid())}
+
+
+@pytest.mark.parametrize("manager", ["naive", "prime"])
+def test_a_hanging_row_fails_alone(manager: str) -> None:
+    total = RewardSum({"f": Hangs()}, reward_manager=manager, timeout=0.3, on_error="zero")
+    start = time.monotonic()
+    scores = total(HANGING)
+    assert scores.rewards.tolist() == [1.0, 0.0, 1.0] and scores.metrics["error_frac"] == pytest.approx(1 / 3)
+    assert time.monotonic() - start < 5
+    dropped = RewardSum({"f": Hangs()}, reward_manager=manager, timeout=0.3, on_error="drop")(HANGING)
+    assert dropped.rewards.isnan().tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("manager", ["naive", "prime"])
+def test_a_hanging_row_ends_the_run_when_errors_do(manager: str) -> None:
+    total = RewardSum({"f": Hangs()}, reward_manager=manager, timeout=0.3)
+    with pytest.raises(DataError, match=r"'f' failed on sample 1 .*took longer than reward\.timeout, 0\.3 s"):
+        total(HANGING)
+
+
+def test_a_worker_that_hears_no_signal_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lit_rl.rewards.manager.GRACE", 0.3)
+    total = RewardSum({"f": Deaf()}, reward_manager="prime", timeout=0.3, on_error="zero")
+    assert total(HANGING).rewards.tolist() == [1.0, 0.0, 1.0]
+
+
+def test_the_alarm_is_off_after_the_block() -> None:
+    with time_limit(0.05):
+        pass
+    time.sleep(0.1)
+    with pytest.raises(OutOfTime), time_limit(0.05):
+        time.sleep(1)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"reward_manager": "batch"}, {"num_workers": 0}, {"timeout": 0.0}], ids=str
+)
+def test_settings_out_of_range_are_refused(settings: dict) -> None:
+    with pytest.raises(ConfigError, match=f"reward.{next(iter(settings))}"):
+        RewardSum({"length": Length()}, **settings)
