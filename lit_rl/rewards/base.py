@@ -50,8 +50,8 @@ class RewardSum:
         num_workers: processes of "prime".
         timeout: seconds per call. A batch that takes longer is scored row by row, a row that does has failed.
         on_error: when a function raises, runs out of time or returns an infinite score: "error" stops and
-            names the row, "zero" scores 0, "drop" takes the row out of the loss and the group's statistics. NaN
-            and None are no errors.
+            names the row, "zero" scores 0, "drop" takes the row out of the loss and the group's statistics.
+            NaN and None are no errors.
 
     Raises:
         ConfigError: no functions, not as many weights as functions, an unknown `on_error` or manager, or a
