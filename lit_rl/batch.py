@@ -46,7 +46,8 @@ class RolloutBatch:
         teacher_prompt_ids: (B, S') long, left-padded. The teacher's prompt.
         teacher_prompt_len: (B,) long.
         teacher_logps: (B, T) float. Under the teacher, with its own prompt.
-        self_distillation_mask: (B,) bool. Rows that have a teacher context.
+        self_distillation_mask: (B,) bool. Rows that have a teacher context and are distilled.
+        distillation_weights: (B,) float. Factor of the row's distillation loss; None weighs all alike.
     """
 
     prompt_ids: Tensor
@@ -75,6 +76,7 @@ class RolloutBatch:
     teacher_prompt_len: Tensor | None = None
     teacher_logps: Tensor | None = None
     self_distillation_mask: Tensor | None = None
+    distillation_weights: Tensor | None = None
 
     def __len__(self) -> int:
         return self.prompt_ids.shape[0]

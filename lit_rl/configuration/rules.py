@@ -56,6 +56,8 @@ RULES: list[Rule] = [
     sdpo.demonstrations,
     sdpo.feedback,
     sdpo.length_of_reprompt,
+    sdpo.routing,
+    sdpo.meter_has_validation_rows,
     sdpo.needs_sdpo,
     inputs.reward_functions,
     inputs.reward_model,

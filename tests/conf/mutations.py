@@ -147,6 +147,9 @@ def table(folder: Path) -> dict[str, Mutation]:
             "true", "algo.distillation.distillation_mode=topk_logits", "algo.distillation.distillation_topk=2"
         ),
         "algo.distillation.distillation_divisor": to("all_rows", "optim=sgd", "optim.lr=0.1"),
+        "algo.distillation.rows": to("failed", "algo.distillation.distillation_weight=0.5"),
+        "algo.distillation.prompt_weight": to("sqrt_pq", "optim=sgd", "optim.lr=0.1"),
+        "algo.distillation.gate": to("prompt", "callbacks=[default,teacher_gap]"),
         "algo.teacher.teacher_model_kind": to("base", "optim.lr=1e-2"),
         "algo.teacher.teacher_update_rate": to(0.9, "optim.lr=1e-2"),
         "algo.teacher.teacher_sync_steps": to(2, "optim.lr=1e-2"),
@@ -275,6 +278,7 @@ def table(folder: Path) -> dict[str, Mutation]:
         "callbacks.diagnostics.diagnostics_flat_tolerance": to(
             1.0, "callbacks.diagnostics.diagnostics_warning_interval=1"
         ),
+        "callbacks.teacher_gap.num_prompts": to(1),
         "trainer.accelerator": to("gpu"),
         "trainer.precision": to("bf16-mixed"),
         "trainer.strategy": to("ddp"),

@@ -32,6 +32,7 @@ ALGORITHMS = {
     "cispo": ("algo=grpo", "policy_loss=cispo", *RUN),
     "clip_cov": ("algo=grpo", "policy_loss=clip_cov", *RUN),
     "kl_cov": ("algo=grpo", "policy_loss=kl_cov", *RUN),
+    "teacher_gap": ("algo=sdpo", "callbacks=[default,teacher_gap]", *RUN),
     "sapo": ("algo=grpo", "policy_loss=sapo", *RUN),
 }
 PARTS = (

@@ -3,6 +3,17 @@
 import pytest
 
 CASES = [
+    ("algo.distillation.gate=run", ["algo.distillation.gate", "callbacks=[default,teacher_gap]"]),
+    (
+        "algo.num_generations=1 algo.distillation.prompt_weight=sqrt_pq",
+        ["algo.distillation.prompt_weight", "algo.num_generations"],
+    ),
+    ("algo.distillation.rows=failed", ["algo.distillation.rows", "algo.distillation.distillation_weight"]),
+    (
+        "algo.distillation.distillation_weight=0 algo.distillation.prompt_weight=sqrt_pq",
+        ["algo.distillation.prompt_weight", "algo.distillation.distillation_weight"],
+    ),
+    ("callbacks=[default,teacher_gap] data.val_files=null", ["callbacks.teacher_gap", "data.val_files"]),
     ("data.train_batch_size=3 trainer=ddp", ["data.train_batch_size", "trainer.devices", "2 or 4"]),
     (
         "algo.batch.optimizer_batch_size=24",
