@@ -67,6 +67,7 @@ RULES: list[Rule] = [
     inputs.loader_workers,
     run.resuming,
     run.monitoring,
+    run.rolling_back,
     run.length_of_run,
     run.warm_up,
     run.shape_of_schedule,

@@ -27,7 +27,10 @@ LINE = (
     "trainer.enable_progress_bar=false",
     "checkpoint.save_freq=-1",
     "logger=none",
-    *(f"callbacks.{name}=null" for name in ("curves", "summary", "progress", "log_completions", "checkpoint")),
+    *(
+        f"callbacks.{name}=null"
+        for name in ("curves", "summary", "progress", "log_completions", "checkpoint")
+    ),
 )
 
 
@@ -39,7 +42,9 @@ class Seen(RLCallback):
         self.distilled: list[list[bool]] = []
 
     def on_update_end(self, trainer: L.Trainer, pl_module: L.LightningModule, **payload: object) -> None:
-        found = {name: float(value) for name, value in trainer.callback_metrics.items() if "teacher_gap" in name}
+        found = {
+            name: float(value) for name, value in trainer.callback_metrics.items() if "teacher_gap" in name
+        }
         self.metrics.append(found)
         self.distilled.append(pl_module.last_rollout.self_distillation_mask.tolist())
 
@@ -86,7 +91,7 @@ def test_the_prompt_gate_compares_each_prompt_of_the_step(tmp_path: Path) -> Non
 
 
 def test_values_below_one_are_refused() -> None:
-    with pytest.raises(ConfigError, match="callbacks.teacher_gap.every_n_steps"):
+    with pytest.raises(ConfigError, match=r"callbacks\.teacher_gap\.every_n_steps"):
         TeacherGap(every_n_steps=0)
-    with pytest.raises(ConfigError, match="callbacks.teacher_gap.num_prompts"):
+    with pytest.raises(ConfigError, match=r"callbacks\.teacher_gap\.num_prompts"):
         TeacherGap(num_prompts=0)

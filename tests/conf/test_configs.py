@@ -65,6 +65,9 @@ ON_PURPOSE = {
 WITHOUT_ROLLOUTS = {"num_generations", "mask_truncated_completions", "sampling", "reward"}
 OUR_OWN = {  # keys beyond the specification, and why
     "rollout.engine.engine_kwargs": "vllm: in the specification under free-form keys",
+    "callbacks.collapse_alarm.window": "steps averaged",
+    "callbacks.collapse_alarm.drop": "fall that counts",
+    "callbacks.collapse_alarm.max_rollbacks": "an end to rolling back",
     "algo.distillation.gate": "sdpo: off while the teacher is no better",
     "callbacks.teacher_gap.num_prompts": "cost of a measurement",
     "algo.policy_loss.ratio_cap": "cispo: the bound as TRL reads it",

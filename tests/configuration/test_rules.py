@@ -3,6 +3,19 @@
 import pytest
 
 CASES = [
+    (
+        "callbacks=[default,collapse_alarm] callbacks.collapse_alarm.max_rollbacks=1",
+        ["callbacks.collapse_alarm.max_rollbacks", "callbacks.collapse_alarm.action"],
+    ),
+    (
+        "callbacks=[default,collapse_alarm] callbacks.collapse_alarm.action=rollback checkpoint.save_freq=-1",
+        ["callbacks.collapse_alarm.action", "checkpoint.save_freq"],
+    ),
+    (
+        "callbacks=[default,collapse_alarm] callbacks.collapse_alarm.action=rollback "
+        "checkpoint.save_contents=[model]",
+        ["callbacks.collapse_alarm.action", "checkpoint.save_contents"],
+    ),
     ("algo.distillation.gate=run", ["algo.distillation.gate", "callbacks=[default,teacher_gap]"]),
     (
         "algo.num_generations=1 algo.distillation.prompt_weight=sqrt_pq",
