@@ -21,11 +21,11 @@ from lit_rl.distributed import gather_rows
 from lit_rl.errors import ConfigError
 from lit_rl.functional.masking import Totals, clamped_frac, masked_mean
 from lit_rl.functional.policy_loss import LOG_RATIO_BOUND
-from lit_rl.models.roles import reference_of
 from lit_rl.objectives.advantage import Advantage, ScoredRows
 from lit_rl.objectives.covariance_losses import TokenPicking
 from lit_rl.objectives.kl import KL, KLCoefficient
 from lit_rl.objectives.policy import ClippedSurrogate, PolicyLoss, Terms
+from lit_rl.objectives.reference import Ref
 from lit_rl.objectives.rollout_correction import RolloutCorrection
 from lit_rl.rollout.noise import uniforms
 from lit_rl.seeding import derived_seed
@@ -38,6 +38,7 @@ class GRPO(RLModule):
         advantage: how rewards become credit.
         policy_loss: the clipped surrogate, or another loss, and its average.
         kl: the penalty towards the reference, in the loss or in the reward; off loads none.
+        ref: whose weights the reference has, and where they rest.
         rollout_correction: weights of training over engine probability.
         base: the arguments of `RLModule`.
 
@@ -51,6 +52,7 @@ class GRPO(RLModule):
         advantage: Advantage | None = None,
         policy_loss: PolicyLoss | None = None,
         kl: KL | None = None,
+        ref: Ref | None = None,
         rollout_correction: RolloutCorrection | None = None,
         **base: Any,
     ) -> None:
@@ -58,6 +60,7 @@ class GRPO(RLModule):
         self.advantage = advantage or Advantage()
         self.policy_loss = policy_loss or ClippedSurrogate()
         self.kl = kl or KL()
+        self.ref_settings = ref or Ref()
         self.kl_coef = KLCoefficient(self.kl.kl_ctrl) if self.kl.use_kl_in_reward else None
         self.rollout_correction = rollout_correction or RolloutCorrection()
         if self.has_policy_term:
@@ -93,7 +96,7 @@ class GRPO(RLModule):
 
     def build_roles(self) -> None:
         if self.kl.needs_reference:
-            self.ref = reference_of(self.policy)
+            self.ref = self.ref_settings.role(self.policy, moves=self.ref_moves)
 
     # ------------------------------------------------------------------------------------------ once per step
 

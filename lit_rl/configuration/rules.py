@@ -47,7 +47,7 @@ RULES: list[Rule] = [
     objective.one_kl,
     objective.kl_estimator,
     objective.kl_in_reward,
-    objective.reference_sync,
+    objective.reference,
     objective.correction_off,
     objective.correction_on,
     sdpo.policy_term_off,

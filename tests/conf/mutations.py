@@ -115,6 +115,7 @@ def table(folder: Path) -> dict[str, Mutation]:
         "algo.kl.kl_ctrl.kl_coef": to(0.5, *in_reward),
         "algo.kl.kl_ctrl.horizon": to(20, *adaptive),
         "algo.kl.kl_ctrl.target_kl": to(1e-6, *adaptive, "algo.kl.kl_ctrl.horizon=100"),
+        "algo.ref.path": to("no_such_folder"),
         "algo.advantage.gamma": to(0.5, "algo.advantage.adv_estimator=reinforce_plus_plus"),
         "algo.rollout_correction.rollout_is": to("true", corrected[0], corrected[3]),
         "algo.rollout_correction.rollout_is_level": to("sequence", *corrected),

@@ -70,6 +70,7 @@ OUR_OWN = {  # keys beyond the specification, and why
     "callbacks.collapse_alarm.max_rollbacks": "an end to rolling back",
     "algo.distillation.gate": "sdpo: off while the teacher is no better",
     "callbacks.teacher_gap.num_prompts": "cost of a measurement",
+    "algo.ref.trust_remote_code": "algo.ref.path may lead to a model that brings code",
     "algo.policy_loss.ratio_cap": "cispo: the bound as TRL reads it",
     "algo.policy_loss.tau_pos": "sapo: the gate of its paper",
     "algo.policy_loss.tau_neg": "sapo: the gate of its paper",

@@ -114,10 +114,9 @@ CASES = [
         ["rollout_is_threshold_lower", "rollout_is_mode"],
     ),
     ("algo.kl.beta=0 callbacks=[default,reference_sync]", ["callbacks.reference_sync", "algo.kl.beta"]),
-    (
-        "model.lora.lora_rank=2 callbacks=[default,reference_sync]",
-        ["callbacks.reference_sync", "model.lora.lora_rank"],
-    ),
+    ("algo.kl.beta=0 algo.ref.path=x", ["algo.ref.path", "algo.kl.beta"]),
+    ("algo.ref.trust_remote_code=true", ["algo.ref.trust_remote_code", "algo.ref.path"]),
+    ("algo.ref.param_offload=true", ["algo.ref.param_offload", "trainer.accelerator"]),
     ("model.lora.lora_alpha=3", ["model.lora.lora_alpha", "model.lora.lora_rank"]),
     (
         "+model.gradient_checkpointing_kwargs.use_reentrant=true",
@@ -265,6 +264,7 @@ def test_a_breach_is_refused_and_names_every_key(refusal, line: str, parts: list
         "algo=grpo algo.kl.beta=0",
         "algo=grpo trainer=ddp",
         "algo=grpo callbacks=[default,reference_sync] callbacks.reference_sync.ref_model_sync_steps=5",
+        "algo=grpo callbacks=[default,reference_sync] model.lora.lora_rank=2 algo.ref.path=x",
         "algo=grpo trainer.limit_val_batches=0",
         "algo=grpo trainer.max_steps=-1 data.total_epochs=2",
         "algo=grpo checkpoint.monitor=val/accuracy checkpoint.mode=min",
