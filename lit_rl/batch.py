@@ -39,6 +39,7 @@ class RolloutBatch:
         advantages: (B,) or (B, T) float.
         old_logps: (B, T) float. By the training model before the step's first update.
         ref_logps: (B, T) float. Under the reference.
+        ref_kl: (B, T) float. Exact KL of the policy, before the step's first update, from the reference.
         rollout_is_weights: (B, T) float. Training over engine probability, bounded.
         noise: (B, T) float. Uniform numbers, a stream per row, for a loss that picks tokens by chance.
         picked: (B, T) bool. Tokens that such a loss treats apart.
@@ -67,6 +68,7 @@ class RolloutBatch:
     advantages: Tensor | None = None
     old_logps: Tensor | None = None
     ref_logps: Tensor | None = None
+    ref_kl: Tensor | None = None
     rollout_is_weights: Tensor | None = None
     noise: Tensor | None = None
     picked: Tensor | None = None
