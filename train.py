@@ -46,9 +46,8 @@ def run(job: Job) -> dict[str, float]:
         return {}
     module = built(tree["algo"], **reward, policy=built(tree["model"]))
     with job.started():
-        if tree["task"] == "validate":
-            return tasks.validate(trainer, module, datamodule)
-        return tasks.fit(
+        return tasks.run(
+            tree["task"],
             trainer,
             module,
             datamodule,

@@ -14,6 +14,7 @@ from lit_rl.hooks import emit
 from lit_rl.models.load import end_token_ids
 from lit_rl.models.roles import named_base_tensors
 from lit_rl.rollout.engine import RolloutEngine
+from lit_rl.rollout.hf import HFEngine
 from lit_rl.rollout.sampling import Sampling
 from lit_rl.seeding import derived_seed
 
@@ -75,7 +76,7 @@ class RolloutGeneration(L.Callback):
     already carries completions is left alone.
 
     Args:
-        engine: writes completions.
+        engine: writes completions; None is `HFEngine`.
         val_kwargs: how validation completions are drawn.
         calculate_log_probs: keep the engine's log-probabilities, for `algo.rollout_correction` and the metric
             `rollout_is/kl`; else they are dropped.
@@ -85,13 +86,13 @@ class RolloutGeneration(L.Callback):
 
     def __init__(
         self,
-        engine: RolloutEngine,
+        engine: RolloutEngine | None = None,
         val_kwargs: ValSampling | None = None,
         calculate_log_probs: bool = False,
         check_every_n_steps: int = 50,
         max_logp_gap: float = 0.1,
     ) -> None:
-        self.engine = engine
+        self.engine = engine or HFEngine()
         self.check = EngineCheck(check_every_n_steps, max_logp_gap)
         self.calculate_log_probs = calculate_log_probs
         self.val_kwargs = val_kwargs or ValSampling()

@@ -43,8 +43,8 @@ class WarmupDecay(LRScheduler):
     def __init__(
         self,
         optimizer: Optimizer,
-        *,
         total_steps: int,
+        *,
         lr_scheduler_type: Shape = "linear",
         lr_warmup_steps: int = -1,
         lr_warmup_steps_ratio: float = 0.0,

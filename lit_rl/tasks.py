@@ -3,12 +3,18 @@
 import logging
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from transformers.utils import logging as transformers_logging
+
+from lit_rl.batch import RolloutBatch
+from lit_rl.distributed import gather_objects
 
 FLOOR = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -37,6 +43,25 @@ def prepare_process(
     warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")
     if float32_matmul_precision is not None:
         torch.set_float32_matmul_precision(float32_matmul_precision)
+
+
+def run(
+    task: str,
+    trainer: L.Trainer,
+    module: L.LightningModule,
+    datamodule: L.LightningDataModule,
+    **run_length: Any,
+) -> dict[str, float]:
+    """Do a task by its name; see `fit`, `validate` and `answer`.
+
+    Args:
+        run_length: the keyword arguments of `fit`.
+    """
+    if task == "fit":
+        return fit(trainer, module, datamodule, **run_length)
+    if task == "validate":
+        return validate(trainer, module, datamodule)
+    return answer(trainer, module, datamodule, is_scored=task == "test")
 
 
 def fit(
@@ -91,6 +116,32 @@ def validate(
     return metrics
 
 
+def answer(
+    trainer: L.Trainer, module: L.LightningModule, datamodule: L.LightningDataModule, *, is_scored: bool
+) -> dict[str, float]:
+    """As `validate`, and write the responses to `responses.parquet` in the run's folder.
+
+    A row is a prompt: its columns, `responses` (a list of texts) and, where scored, `rewards` (one each).
+
+    Args:
+        is_scored: write the rewards too, and print the metrics.
+    """
+    responses = _Responses(is_scored)
+    trainer.callbacks.append(responses)  # type: ignore[attr-defined]
+    if is_scored:
+        metrics = validate(trainer, module, datamodule)
+    else:
+        path = resume_path(trainer, None, None)
+        trainer.validate(module, datamodule=datamodule, ckpt_path=path, verbose=False)
+        metrics = {}
+    if trainer.is_global_zero:
+        file = Path(trainer.default_root_dir) / "responses.parquet"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.Table.from_pylist(responses.rows), file)
+        print(f"{len(responses.rows)} prompts with their responses: {file}")
+    return metrics
+
+
 def resume_path(
     trainer: L.Trainer, total_steps: int | None, steps_per_data_epoch: float | None
 ) -> Path | None:
@@ -111,6 +162,34 @@ class _Done(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.validated = trainer.global_step
+
+
+class _Responses(L.Callback):
+    """Collects the validation rows of all ranks, in the order of the file."""
+
+    def __init__(self, is_scored: bool) -> None:
+        self.is_scored = is_scored
+        self.rows: list[dict[str, Any]] = []
+
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        own = [
+            row for rollout in pl_module.validation.rollouts for row in self._rows(rollout, pl_module.chat)
+        ]
+        placed = sorted((row for rows in gather_objects(own) for row in rows), key=lambda row: row[0])
+        self.rows = [row for _, row in placed]
+
+    def _rows(self, rollout: RolloutBatch, chat: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+        assert rollout.completion_ids is not None and rollout.completion_len is not None
+        lengths, size = rollout.completion_len.tolist(), rollout.num_generations
+        texts = [
+            chat.decode(ids[:n].tolist()) for ids, n in zip(rollout.completion_ids, lengths, strict=True)
+        ]
+        for start in range(0, len(rollout), size):
+            row = {name: values[start] for name, values in rollout.columns.items()}
+            row["responses"] = texts[start : start + size]
+            if self.is_scored and rollout.rewards is not None:
+                row["rewards"] = rollout.rewards[start : start + size].tolist()
+            yield int(rollout.prompt_row[start]), row
 
 
 def _numbers(metrics: Any) -> dict[str, float]:

@@ -28,9 +28,10 @@ LAYERS = {
     "lit_rl.configuration": 3,
     "lit_rl.tasks": 3,
     "lit_rl.evaluate": 3,
-    "lit_rl.rescore": 3,
     "lit_rl.assets": 3,
     "lit_rl.callbacks": 4,
+    "lit_rl.cli": 3,
+    "lit_rl.migrate": 3,
     "train": 5,
 }
 OPTIONAL = {"vllm", "gguf", "wandb", "mlflow", "deepspeed", "liger_kernel", "bitsandbytes", "torchao"}

@@ -8,10 +8,10 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from lit_rl.algorithms import arguments
 from lit_rl.algorithms.iteration import rl_iteration
 from lit_rl.algorithms.reporting import add_reward_metrics, add_rollout_metrics
 from lit_rl.algorithms.samples import samples_of
@@ -20,16 +20,16 @@ from lit_rl.algorithms.updates import Network, add_update_metrics, as_list, step
 from lit_rl.algorithms.validation import ValidationScores
 from lit_rl.batch import RolloutBatch
 from lit_rl.data.chat import Chat
+from lit_rl.data.named import VALIDATION_SET
 from lit_rl.distributed import all_sum_, world_size
 from lit_rl.errors import ConfigError
 from lit_rl.functional.masking import Totals, totals_of
 from lit_rl.hooks import emit
 from lit_rl.metrics import MetricSums
-from lit_rl.models.parameters import decay_groups
 from lit_rl.models.roles import Role
 from lit_rl.models.score import Rows, TokenScores, check_head, score
 from lit_rl.objectives.batch_plan import BatchPlan
-from lit_rl.rewards.base import RewardSum, Sample
+from lit_rl.rewards.base import Sample
 from lit_rl.rollout.sampling import Sampling
 from lit_rl.seeding import derived_generator
 from lit_rl.timing import Clock
@@ -44,9 +44,9 @@ class RLModule(L.LightningModule):
 
     Args:
         policy: the model that is trained.
-        optimizer: from parameters or parameter groups to an optimizer.
-        scheduler: from (optimizer, total_steps=) to a schedule that is stepped once per iteration.
-        reward: scores completions; None for algorithms that need no reward.
+        optimizer: from parameter groups to an optimizer, or one; None is AdamW at 5e-5.
+        scheduler: from (optimizer, total_steps) to a schedule in iterations, or one; None is `WarmupDecay`.
+        reward: scores completions: a sum, or in Python functions; None for algorithms that need no reward.
         sampling: how completions are drawn; every log-probability is taken at its temperature.
         batch: how the rows of a step are cut.
         num_generations: G, completions per prompt.
@@ -63,9 +63,9 @@ class RLModule(L.LightningModule):
         self,
         *,
         policy: nn.Module,
-        optimizer: OptimizerCallable,
-        scheduler: LRSchedulerCallable,
-        reward: RewardSum | None = None,
+        optimizer: arguments.OptimizerLike = None,
+        scheduler: arguments.SchedulerLike = None,
+        reward: arguments.RewardLike = None,
         sampling: Sampling | None = None,
         batch: BatchPlan | None = None,
         num_generations: int = 8,
@@ -87,7 +87,7 @@ class RLModule(L.LightningModule):
         self.automatic_optimization = False
         self.policy = policy
         self.optimizer, self.scheduler = optimizer, scheduler
-        self.reward = reward
+        self.reward = arguments.reward_sum(reward)
         self.sampling = (sampling or Sampling()).effective()
         self.batch = batch or BatchPlan()
         self.num_generations, self.num_iterations = num_generations, num_iterations
@@ -95,7 +95,6 @@ class RLModule(L.LightningModule):
         self.max_grad_norm, self.on_nonfinite = max_grad_norm, on_nonfinite
 
         self.ref: Role | None = None
-        self.ref_moves = False  # a callback that will mix it says so in its own setup
         self.teacher: Role | None = None
         self.optimizer_steps = 0
         self.clock = Clock()
@@ -316,7 +315,8 @@ class RLModule(L.LightningModule):
             scores = self.reward(self.samples(rollout))
             rollout.rewards, rollout.rewards_per_func = scores.rewards, scores.rewards_per_func
             rollout.feedback = scores.feedback
-            sources = rollout.columns.get(self.trainer.datamodule.data_source_key)  # type: ignore[attr-defined]
+            own = self.trainer.datamodule.data_source_key  # type: ignore[attr-defined]
+            sources = rollout.columns.get(VALIDATION_SET, rollout.columns.get(own))
             self.validation.add(rollout, sources, self.reward)
 
     def on_validation_epoch_end(self) -> None:
@@ -359,6 +359,7 @@ class RLModule(L.LightningModule):
 
     def setup(self, stage: str) -> None:
         """Build what needs the initial policy. A checkpoint is read later, so copies start from there."""
+        arguments.check_trainer(self.trainer)
         if self.reward is not None and stage == "fit":
             self.reward.check_columns(self.trainer.datamodule.column_names())  # type: ignore[attr-defined]
         if self._is_built:
@@ -378,14 +379,14 @@ class RLModule(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """The optimizer over decayed and undecayed parameters, and its schedule in iterations."""
-        return self.scheduled(self.optimizer(decay_groups(self.policy)), self.scheduler)
+        return self.scheduled(arguments.optimizer_of(self.optimizer, self.policy), self.scheduler)
 
-    def scheduled(self, optimizer: Any, scheduler: LRSchedulerCallable) -> dict[str, Any]:
+    def scheduled(self, optimizer: Any, scheduler: arguments.SchedulerLike) -> dict[str, Any]:
         """An optimizer and its schedule over the run, as Lightning takes them."""
         # Lightning's estimated_stepping_batches would make the loaders here, before a checkpoint's place in
         # the data is read, and a resumed run would begin them anew.
         total_steps = self.trainer.datamodule.total_steps(self.trainer.max_steps)  # type: ignore[attr-defined]
-        schedule = scheduler(optimizer, total_steps=total_steps)  # type: ignore[call-arg]
+        schedule = arguments.schedule_of(scheduler, optimizer, total_steps)
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     # -------------------------------------------------------------------------------------------- checkpoint

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from lit_rl.batch import RolloutBatch
 from lit_rl.data.chat import Chat, load_tokenizer
 from lit_rl.data.loader import LoaderOptions, RunLoader
+from lit_rl.data.named import NamedRows
 from lit_rl.data.order import RowOrder, TrainBatches, validation_batches
 from lit_rl.data.parquet import Block, Rows, RowSource, open_rows
 from lit_rl.data.scan import Judge, dropped_rows
@@ -20,6 +21,7 @@ from lit_rl.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
+ValidationSource = RowSource | dict[str, RowSource] | None
 Collate = Callable[[Sequence[int]], RolloutBatch]
 
 
@@ -37,7 +39,7 @@ class RowDataModule(L.LightningDataModule):
         self,
         *,
         train_files: RowSource | None,
-        val_files: RowSource | None,
+        val_files: ValidationSource,
         train_max_samples: int,
         val_max_samples: int,
         total_epochs: float,
@@ -213,12 +215,20 @@ class RowDataModule(L.LightningDataModule):
         source = self.train_files if split == "train" else self.val_files
         if source is None:
             raise ConfigError(f"{key} must be set (found None); give one or several parquet files.")
+        if split == "val" and isinstance(source, dict):
+            if not source:
+                raise ConfigError(f"{key} must hold at least one set (found {{}}); null is no validation.")
+            sets = {n: self._rows_of(f"{key}.{n}", below, only_required) for n, below in source.items()}
+            return NamedRows(sets)
+        return self._rows_of(key, source, only_required)
+
+    def _rows_of(self, key: str, source: Any, only_required: bool) -> Rows:
         return open_rows(
             source,
             key=key,
             required=self._columns()[0],
             only_required=only_required,
-            max_samples=self.train_max_samples if split == "train" else self.val_max_samples,
+            max_samples=self.train_max_samples if key == "data.train_files" else self.val_max_samples,
         )
 
     def _scanned(self, split: str) -> list[Block]:

@@ -264,7 +264,7 @@ def _files(paths: list[str], key: str) -> list[str]:
 
 def _embedded_split(path: str, key: str) -> str:
     """`embedded` is the split that the key is for; `embedded/NAME` is that one."""
-    split = path.partition("/")[2] or ("val" if key == "data.val_files" else "train")
+    split = path.partition("/")[2] or ("val" if key.startswith("data.val_files") else "train")
     if split not in ("train", "val", "hard"):
         raise ConfigError(f"{key} must be embedded/train, embedded/val or embedded/hard (found {path!r}).")
     return split

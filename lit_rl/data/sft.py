@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from lit_rl.batch import RolloutBatch, padded
-from lit_rl.data.base import Collate, RowDataModule, columns_of
+from lit_rl.data.base import Collate, RowDataModule, ValidationSource, columns_of
 from lit_rl.data.chat import Chat, Supervised
 from lit_rl.data.loader import LoaderOptions
 from lit_rl.data.parquet import Rows, RowSource
@@ -26,7 +26,8 @@ class SFTDataModule(RowDataModule):
 
     Args:
         train_files: parquet files, globs; in Python also a Dataset or a list of rows.
-        val_files: likewise; null: there is nothing to validate on.
+        val_files: likewise, or several by name, each with its own metric; null: there is nothing to validate
+            on.
         train_max_samples: rows used, the first ones; -1 is all.
         val_max_samples: likewise.
         total_epochs: passes over the training rows when `trainer.max_steps` is -1; may be a fraction.
@@ -50,7 +51,7 @@ class SFTDataModule(RowDataModule):
         self,
         *,
         train_files: RowSource | None = None,
-        val_files: RowSource | None = None,
+        val_files: ValidationSource = None,
         train_max_samples: int = -1,
         val_max_samples: int = -1,
         total_epochs: float = 1.0,

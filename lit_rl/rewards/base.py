@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_rl.errors import ConfigError
-from lit_rl.rewards.custom import load_function
+from lit_rl.rewards.custom import from_function, load_function
 from lit_rl.rewards.manager import manager_of
 from lit_rl.rewards.results import ON_ERROR, checked_results
 from lit_rl.rewards.reward import Reward, RewardResult, Sample
@@ -81,6 +81,22 @@ class RewardSum:
         self.on_error = on_error
         self.manager = manager_of(reward_manager, functions, num_workers=num_workers, timeout=timeout)
         self._has_warned = False
+
+    @classmethod
+    def of(cls, functions: Sequence[Callable[..., Any]], weights: list[float] | None = None) -> "RewardSum":
+        """The sum of functions in verl's or TRL's signature, or of `Reward`s, under their own names.
+
+        Args:
+            functions: in order; a name that comes again gets a number.
+            weights: one per function; None = 1.0 each.
+        """
+        named: dict[str, Reward] = {}
+        for function in functions:
+            name = getattr(function, "__name__", type(function).__name__)
+            same = sum(other.partition("#")[0] == name for other in named)
+            reward = function if isinstance(function, Reward) else from_function(function)
+            named[f"{name}#{same + 1}" if same else name] = reward
+        return cls(named, weights)
 
     @property
     def names(self) -> list[str]:
