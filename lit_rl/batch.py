@@ -39,6 +39,7 @@ class RolloutBatch:
         advantages: (B,) or (B, T) float.
         old_logps: (B, T) float. By the training model before the step's first update.
         ref_logps: (B, T) float. Under the reference.
+        ref_kl: (B, T) float. Exact KL of the policy, before the step's first update, from the reference.
         rollout_is_weights: (B, T) float. Training over engine probability, bounded.
         noise: (B, T) float. Uniform numbers, a stream per row, for a loss that picks tokens by chance.
         picked: (B, T) bool. Tokens that such a loss treats apart.
@@ -46,7 +47,8 @@ class RolloutBatch:
         teacher_prompt_ids: (B, S') long, left-padded. The teacher's prompt.
         teacher_prompt_len: (B,) long.
         teacher_logps: (B, T) float. Under the teacher, with its own prompt.
-        self_distillation_mask: (B,) bool. Rows that have a teacher context.
+        self_distillation_mask: (B,) bool. Rows that have a teacher context and are distilled.
+        distillation_weights: (B,) float. Factor of the row's distillation loss; None weighs all alike.
     """
 
     prompt_ids: Tensor
@@ -66,6 +68,7 @@ class RolloutBatch:
     advantages: Tensor | None = None
     old_logps: Tensor | None = None
     ref_logps: Tensor | None = None
+    ref_kl: Tensor | None = None
     rollout_is_weights: Tensor | None = None
     noise: Tensor | None = None
     picked: Tensor | None = None
@@ -75,6 +78,7 @@ class RolloutBatch:
     teacher_prompt_len: Tensor | None = None
     teacher_logps: Tensor | None = None
     self_distillation_mask: Tensor | None = None
+    distillation_weights: Tensor | None = None
 
     def __len__(self) -> int:
         return self.prompt_ids.shape[0]

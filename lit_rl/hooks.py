@@ -66,15 +66,17 @@ class RLCallback(L.Callback):
         teacher_attention_mask: Tensor,
         completion_mask: Tensor,
         self_distillation_mask: Tensor,
+        rollout: RolloutBatch,
         **payload: Any,
     ) -> None:
-        """The teacher's inputs are built (source: TRL SDPO, callbacks).
+        """The teacher's inputs are built (source: TRL SDPO, callbacks; `rollout` is ours).
 
         Args:
             teacher_input_ids: (B, S' + T) long. Teacher prompt, then the student's completion.
             teacher_attention_mask: (B, S' + T) long, 1 at real tokens.
             completion_mask: (B, T) bool. Tokens that count.
             self_distillation_mask: (B,) bool. Rows that have a teacher context.
+            rollout: the scored rows with the teacher's prompts, before some are left out of the distillation.
         """
 
     def on_update_end(

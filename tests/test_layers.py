@@ -28,6 +28,7 @@ LAYERS = {
     "lit_rl.configuration": 3,
     "lit_rl.tasks": 3,
     "lit_rl.evaluate": 3,
+    "lit_rl.rescore": 3,
     "lit_rl.assets": 3,
     "lit_rl.callbacks": 4,
     "lit_rl.cli": 3,

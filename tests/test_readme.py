@@ -59,7 +59,12 @@ def test_the_commands_of_the_page_compose() -> None:
     text = "\n".join(blocks("bash")).replace("\\\n", " ")
     lines = [line for line in text.splitlines() if "train.py" in line]
     commands = [shlex.split(line.split("train.py", 1)[1].split("&&")[0], comments=True) for line in lines]
-    readers = ("parquet", "my_package")  # files and packages of the reader
+    readers = (
+        "parquet",
+        "my_package",
+        "FOLDER_OR_HUB_ID",
+        "rollout=vllm",
+    )  # files and packages of the reader
     runnable = [
         command
         for command in commands

@@ -95,6 +95,7 @@ class RLModule(L.LightningModule):
         self.max_grad_norm, self.on_nonfinite = max_grad_norm, on_nonfinite
 
         self.ref: Role | None = None
+        self.ref_moves = False  # a callback that will mix it says so in its own setup
         self.teacher: Role | None = None
         self.optimizer_steps = 0
         self.clock = Clock()

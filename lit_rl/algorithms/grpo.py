@@ -21,11 +21,13 @@ from lit_rl.distributed import gather_rows
 from lit_rl.errors import ConfigError
 from lit_rl.functional.masking import Totals, clamped_frac, masked_mean
 from lit_rl.functional.policy_loss import LOG_RATIO_BOUND
-from lit_rl.models.roles import reference_of
+from lit_rl.models.score import Rows
+from lit_rl.models.score_kl import KLScores, score_kl
 from lit_rl.objectives.advantage import Advantage, ScoredRows
 from lit_rl.objectives.covariance_losses import TokenPicking
 from lit_rl.objectives.kl import KL, KLCoefficient
 from lit_rl.objectives.policy import ClippedSurrogate, PolicyLoss, Terms
+from lit_rl.objectives.reference import Ref
 from lit_rl.objectives.rollout_correction import RolloutCorrection
 from lit_rl.rollout.noise import uniforms
 from lit_rl.seeding import derived_seed
@@ -38,6 +40,7 @@ class GRPO(RLModule):
         advantage: how rewards become credit.
         policy_loss: the clipped surrogate, or another loss, and its average.
         kl: the penalty towards the reference, in the loss or in the reward; off loads none.
+        ref: whose weights the reference has, and where they rest.
         rollout_correction: weights of training over engine probability.
         base: the arguments of `RLModule`.
 
@@ -51,6 +54,7 @@ class GRPO(RLModule):
         advantage: Advantage | None = None,
         policy_loss: PolicyLoss | None = None,
         kl: KL | None = None,
+        ref: Ref | None = None,
         rollout_correction: RolloutCorrection | None = None,
         **base: Any,
     ) -> None:
@@ -58,6 +62,7 @@ class GRPO(RLModule):
         self.advantage = advantage or Advantage()
         self.policy_loss = policy_loss or ClippedSurrogate()
         self.kl = kl or KL()
+        self.ref_settings = ref or Ref()
         self.kl_coef = KLCoefficient(self.kl.kl_ctrl) if self.kl.use_kl_in_reward else None
         self.rollout_correction = rollout_correction or RolloutCorrection()
         if self.has_policy_term:
@@ -93,17 +98,35 @@ class GRPO(RLModule):
 
     def build_roles(self) -> None:
         if self.kl.needs_reference:
-            self.ref = reference_of(self.policy)
+            self.ref = self.ref_settings.role(self.policy, moves=self.ref_moves)
 
     # ------------------------------------------------------------------------------------------ once per step
 
     def prepare(self, rollout: RolloutBatch) -> None:
         super().prepare(rollout)
-        if rollout.old_logps is None and (self.kl.use_kl_in_reward or self.rollout_correction.rollout_is):
+        is_estimated = self.kl.use_kl_in_reward and not self.kl.is_exact_in_reward
+        if rollout.old_logps is None and (is_estimated or self.rollout_correction.rollout_is):
             rollout.old_logps = self.logps(self.policy, rollout)
-        if self.ref is not None:
-            with self.ref.model() as model:
-                rollout.ref_logps = self.logps(model, rollout)
+        if self.ref is None or self.kl.is_exact_in_loss:  # which takes its own passes
+            return
+        if self.kl.is_exact_in_reward:
+            rollout.ref_kl = self.exact_kl(rollout)
+            return
+        with self.ref.model() as model:
+            rollout.ref_logps = self.logps(model, rollout)
+
+    @torch.no_grad()
+    def exact_kl(self, rollout: RolloutBatch) -> Tensor:
+        """(B, T) KL of the policy from the reference over the vocabulary, in score micro-batches."""
+        pieces = list(self.batch.score_batches(rollout))
+        kl = torch.cat([self.score_kl(rollout.select(index)).kl for index in pieces])
+        return kl[torch.cat(pieces).argsort().to(kl.device)]
+
+    def score_kl(self, rows: RolloutBatch) -> KLScores:
+        """Log-probabilities, entropy and exact KL to the reference, with gradient."""
+        assert self.ref is not None and rows.completion_ids is not None and rows.completion_len is not None
+        inputs = Rows(rows.prompt_ids, rows.prompt_len, rows.completion_ids, rows.completion_len)
+        return score_kl(self.policy, self.ref, inputs, temperature=self.sampling.temperature)
 
     def assign_credit(self, rollout: RolloutBatch) -> None:
         """Advantages first, from the rows as they were sampled; then what the engine's mismatch rejects."""
@@ -124,8 +147,13 @@ class GRPO(RLModule):
         assert mask is not None and rewards is not None
         if self.kl_coef is None:
             return torch.zeros(mask.shape, dtype=rewards.dtype, device=rewards.device)
-        assert rollout.old_logps is not None and rollout.ref_logps is not None
-        kl = self.kl.in_reward(rollout.old_logps, rollout.ref_logps, mask)
+        if self.kl.is_exact_in_reward:
+            assert rollout.ref_kl is not None
+            kl = rollout.ref_kl
+        else:
+            assert rollout.old_logps is not None and rollout.ref_logps is not None
+            kl = self.kl.in_reward(rollout.old_logps, rollout.ref_logps)
+        kl = torch.where(mask, kl, torch.zeros_like(kl))
         penalty = self.kl_coef.value * kl
         self.sums.add("train/kl_in_reward", kl.sum(), mask.sum())
         self.sums.add("train/kl_coef", self.kl_coef.value)
@@ -193,11 +221,19 @@ class GRPO(RLModule):
     # --------------------------------------------------------------------------------------- per micro-batch
 
     def loss(self, micro_batch: RolloutBatch, totals: Totals) -> Tensor:
+        if self.kl.is_exact_in_loss:
+            exact = self.score_kl(micro_batch)
+            return self.policy_term(micro_batch, exact.logps, exact.entropy, totals, exact.kl)
         scores = self.score(self.policy, micro_batch, with_entropy=True)
         return self.policy_term(micro_batch, scores.logps, scores.entropy, totals)
 
     def policy_term(
-        self, micro_batch: RolloutBatch, logps: Tensor, entropy: Tensor | None, totals: Totals
+        self,
+        micro_batch: RolloutBatch,
+        logps: Tensor,
+        entropy: Tensor | None,
+        totals: Totals,
+        exact_kl: Tensor | None = None,
     ) -> Tensor:
         """Policy loss, KL and entropy of these rows, as a share of the optimizer batch.
 
@@ -206,6 +242,7 @@ class GRPO(RLModule):
             logps: (B, T), with gradient.
             entropy: (B, T), with gradient where it is in the loss.
             totals: of the optimizer batch over all ranks.
+            exact_kl: (B, T), with gradient, where the KL in the loss is over the vocabulary.
         """
         mask, advantages = micro_batch.completion_mask, micro_batch.advantages
         assert mask is not None and advantages is not None and entropy is not None
@@ -217,7 +254,7 @@ class GRPO(RLModule):
         policy_loss = self.policy_loss.mean(per_token, mask, totals)
         loss = policy_loss
         if self.kl.beta > 0:
-            loss = loss + self.kl.beta * self.kl_term(micro_batch, logps, totals)
+            loss = loss + self.kl.beta * self.kl_term(micro_batch, logps, totals, exact_kl)
         if self.policy_loss.entropy_coeff > 0:
             loss = loss - self.policy_loss.entropy_coeff * self.policy_loss.mean(entropy, mask, totals)
         self.sums.add_share("train/policy_loss", policy_loss)
@@ -226,11 +263,16 @@ class GRPO(RLModule):
         self.report_terms(log_ratios.detach(), advantages, mask, entropy.detach())
         return loss
 
-    def kl_term(self, micro_batch: RolloutBatch, logps: Tensor, totals: Totals) -> Tensor:
-        """KL to the reference of these rows, averaged as the policy loss is."""
-        mask = micro_batch.completion_mask
-        assert micro_batch.ref_logps is not None and mask is not None
-        kl, tokens = self.kl.per_token(logps, micro_batch.ref_logps), mask.sum()
+    def kl_term(
+        self, micro_batch: RolloutBatch, logps: Tensor, totals: Totals, exact_kl: Tensor | None = None
+    ) -> Tensor:
+        """KL to the reference of these rows, averaged as the policy loss is. Arguments of `policy_term`."""
+        mask, kl = micro_batch.completion_mask, exact_kl
+        assert mask is not None
+        if kl is None:
+            assert micro_batch.ref_logps is not None
+            kl = self.kl.per_token(logps, micro_batch.ref_logps)
+        tokens = mask.sum()
         self.sums.add("train/kl", (kl.detach() * mask).sum(), tokens)
         self.sums.add("train/kl_clamped_frac", self.kl.clamped_frac(kl, mask) * tokens, tokens)
         return self.policy_loss.mean(kl, mask, totals)

@@ -7,12 +7,14 @@ teacher, mixed with GRPO's by `distillation_weight`) and `sync` (the teacher fol
 "Reinforcement Learning via Self-Distillation"; parameters and events as in TRL's SDPOTrainer.
 """
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lit_rl.algorithms.grpo import GRPO
+from lit_rl.algorithms.state import Stateful
 from lit_rl.batch import RolloutBatch, length_mask, padded
 from lit_rl.functional.distillation import sampled_token_loss
 from lit_rl.functional.masking import Totals
@@ -20,6 +22,7 @@ from lit_rl.hooks import emit
 from lit_rl.models.score import Rows, completion_hidden, head_of, score
 from lit_rl.objectives.distillation import Distillation
 from lit_rl.objectives.reprompt import Reprompt
+from lit_rl.objectives.routing import PromptGate, RunGate, TeacherGate, pass_rate_weights
 from lit_rl.objectives.teacher import Teacher
 from lit_rl.seeding import derived_generator
 
@@ -52,6 +55,9 @@ class SDPO(GRPO):
         self.distillation = distillation or Distillation()
         self.teacher_settings = teacher or Teacher()
         self.reprompt = reprompt or Reprompt()
+        gates: dict[str, type[TeacherGate]] = {"run": RunGate, "prompt": PromptGate}
+        kind = gates.get(self.distillation.gate)
+        self.gate: TeacherGate | None = kind() if kind is not None else None
         super().__init__(**base)
 
     @property
@@ -62,6 +68,11 @@ class SDPO(GRPO):
     def has_distillation_term(self) -> bool:
         """Whether the teacher counts in the loss."""
         return self.distillation.distillation_weight > 0
+
+    @property
+    def stateful(self) -> dict[str, Stateful]:
+        moving = {"gate": self.gate} if self.gate is not None and self.gate.is_moving else {}
+        return {**super().stateful, **moving}
 
     def build_roles(self) -> None:
         super().build_roles()
@@ -74,6 +85,7 @@ class SDPO(GRPO):
             return
         with self.clock("teacher"):
             self.build_teacher_context(rollout)
+            self.route(rollout)
             is_once = self.distillation.distillation_mode == "sampled_token"
             if is_once and self.teacher_settings.is_fixed_in_step:
                 rollout.teacher_logps = self.teacher_logps(rollout)
@@ -86,8 +98,29 @@ class SDPO(GRPO):
         )
 
     def build_teacher_context(self, rollout: RolloutBatch) -> None:
-        """Fill in the teacher's prompts and `self_distillation_mask`; a row without one keeps its own
-        prompt."""
+        """Fill in what the teacher sees, count it, and tell the callbacks."""
+        seen = self.fill_teacher_prompts(rollout)
+        assert rollout.self_distillation_mask is not None and rollout.completion_ids is not None
+        assert rollout.teacher_prompt_ids is not None
+        self.report_contexts(rollout, *seen)
+        emit(
+            self,
+            "on_teacher_context_built",
+            teacher_input_ids=torch.cat([rollout.teacher_prompt_ids, rollout.completion_ids], 1),
+            teacher_attention_mask=torch.cat([_prompt_mask(rollout), rollout.token_mask], 1).long(),
+            completion_mask=rollout.completion_mask,
+            self_distillation_mask=rollout.self_distillation_mask,
+            rollout=rollout,
+        )
+
+    def fill_teacher_prompts(
+        self, rollout: RolloutBatch
+    ) -> tuple[list[bool], list[str | None], list[str | None]]:
+        """Fill in the teacher's prompts and `self_distillation_mask`; a row without one keeps its own prompt.
+
+        Returns:
+            Of each row: whether it succeeded, the demonstration it is shown, its feedback.
+        """
         assert rollout.rewards is not None and rollout.completion_ids is not None
         samples = self.samples(rollout)
         success = self.reprompt.is_success(rollout.rewards).tolist()
@@ -112,17 +145,34 @@ class SDPO(GRPO):
         teacher_ids, teacher_len = padded(filled, "left", self.chat.pad_token_id)
         rollout.teacher_prompt_ids = teacher_ids.to(self.device)
         rollout.teacher_prompt_len = teacher_len.to(self.device)
-        has_teacher = torch.tensor([context is not None for context in contexts], device=self.device)
-        rollout.self_distillation_mask = has_teacher
-        self.report_contexts(rollout, success, demonstrations, feedback, has_teacher)
-        emit(
-            self,
-            "on_teacher_context_built",
-            teacher_input_ids=torch.cat([rollout.teacher_prompt_ids, rollout.completion_ids], 1),
-            teacher_attention_mask=torch.cat([_prompt_mask(rollout), rollout.token_mask], 1).long(),
-            completion_mask=rollout.completion_mask,
-            self_distillation_mask=has_teacher,
+        rollout.self_distillation_mask = torch.tensor(
+            [context is not None for context in contexts], device=self.device
         )
+        return success, demonstrations, feedback
+
+    def route(self, rollout: RolloutBatch) -> None:
+        """Leave in `self_distillation_mask` the rows that are distilled, and weigh their prompts.
+        Collective."""
+        assert rollout.self_distillation_mask is not None and rollout.rewards is not None
+        is_success = self.reprompt.is_success(rollout.rewards)
+        if self.distillation.rows == "failed":
+            rollout.self_distillation_mask = rollout.self_distillation_mask & ~is_success
+        if self.gate is not None:
+            is_open = self.gate.is_open(rollout.prompt_row).to(self.device)
+            rollout.self_distillation_mask = rollout.self_distillation_mask & is_open
+        if self.distillation.prompt_weight == "sqrt_pq":
+            rollout.distillation_weights = pass_rate_weights(is_success, rollout.num_generations)
+        self.sums.add("sdpo/distilled_frac", rollout.self_distillation_mask.sum(), len(rollout))
+
+    def policy_rows(self, rows: RolloutBatch) -> RolloutBatch:
+        """The rows as the policy loss sees them: with rows="failed", no token of a distilled row counts."""
+        if self.distillation.rows == "all" or not self.has_distillation_term:
+            return rows
+        assert rows.completion_mask is not None and rows.self_distillation_mask is not None
+        return replace(rows, completion_mask=rows.completion_mask & ~rows.self_distillation_mask[:, None])
+
+    def picked(self, rows: RolloutBatch) -> Tensor:
+        return super().picked(self.policy_rows(rows))
 
     def feedback(self, rollout: RolloutBatch) -> list[str | None]:
         """Feedback of each row: the reward's text, else the static column's."""
@@ -137,23 +187,23 @@ class SDPO(GRPO):
         success: list[bool],
         demonstrations: list[str | None],
         feedback: list[str | None],
-        has_teacher: Tensor,
     ) -> None:
         """Count successes and teacher contexts."""
+        assert rollout.self_distillation_mask is not None
         rows, size = len(rollout), rollout.num_generations
         groups = [any(success[i : i + size]) for i in range(0, rows, size)]
         self.sums.add("sdpo/success_group_frac", sum(groups), len(groups))
-        self.sums.add("sdpo/reprompted_frac", has_teacher.sum(), rows)
+        self.sums.add("sdpo/reprompted_frac", rollout.self_distillation_mask.sum(), rows)
         self.sums.add("sdpo/demonstration_frac", sum(d is not None for d in demonstrations), rows)
         self.sums.add("sdpo/feedback_available_frac", sum(bool(f and f.strip()) for f in feedback), rows)
 
     def totals(self, rows: RolloutBatch) -> SDPOTotals:  # type: ignore[override]
-        policy = super().totals(rows)
+        policy = super().totals(self.policy_rows(rows))
         if not self.has_distillation_term:
             return SDPOTotals(policy, policy)
         distillation = self.global_totals(_distillation_mask(rows))
         if self.distillation.distillation_divisor == "all_rows":
-            distillation = distillation._replace(rows=policy.rows)
+            distillation = distillation._replace(rows=super().totals(rows).rows)
         return SDPOTotals(policy, distillation)
 
     def rows_in_loss(self, rows: RolloutBatch) -> RolloutBatch:
@@ -173,7 +223,7 @@ class SDPO(GRPO):
             return super().loss(micro_batch, totals.policy)
         loss = self.distillation_term(micro_batch, totals.distillation)
         if self.has_policy_term:
-            loss = weight * loss + (1 - weight) * super().loss(micro_batch, totals.policy)
+            loss = weight * loss + (1 - weight) * super().loss(self.policy_rows(micro_batch), totals.policy)
         return loss
 
     def distillation_term(self, micro_batch: RolloutBatch, totals: Totals) -> Tensor:
@@ -190,6 +240,8 @@ class SDPO(GRPO):
         per_token = self.distillation.weighted(per_token, logps, micro_batch.old_logps)
         if micro_batch.rollout_is_weights is not None:
             per_token = per_token * micro_batch.rollout_is_weights
+        if micro_batch.distillation_weights is not None:
+            per_token = per_token * micro_batch.distillation_weights[:, None]
         loss = self.distillation.mean(per_token, mask, totals)
         self.sums.add_share("train/distillation_loss", loss)
         return loss

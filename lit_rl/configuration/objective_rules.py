@@ -85,22 +85,19 @@ def kl_in_reward(settings: Settings) -> str | None:
     return settings.idle(keys, "algo.kl.kl_ctrl.type=adaptive (found 'fixed')")
 
 
-def reference_sync(settings: Settings) -> str | None:
+def reference(settings: Settings) -> str | None:
     """Rule 14."""
-    if settings.get("callbacks.reference_sync") is None:
-        return None
-    beta = settings.get("algo.kl.beta", 0.0)
+    beta, block = settings.get("algo.kl.beta", 0.0), "algo.ref"
     if beta == 0 and not settings.get(IN_REWARD):
-        return (
-            f"callbacks.reference_sync needs a reference: algo.kl.beta above 0 (found {beta!r}), or "
-            f"{IN_REWARD}=true."
-        )
-    rank = settings.get("model.lora.lora_rank", 0)
-    if rank > 0:
-        return (
-            f"callbacks.reference_sync needs model.lora.lora_rank 0 (found {rank}): with adapters the "
-            "reference is the base model itself and cannot be mixed."
-        )
+        needs = f"algo.kl.beta above 0 (found {beta!r}), or {IN_REWARD}=true"
+        if settings.get("callbacks.reference_sync") is not None:
+            return f"callbacks.reference_sync needs a reference: {needs}."
+        return settings.idle(settings.set_below(block), f"a reference: {needs}")
+    on_cpu = settings.get("trainer.accelerator") == "cpu"
+    if on_cpu and settings.is_set(f"{block}.param_offload"):
+        return settings.idle([f"{block}.param_offload"], "a GPU (found trainer.accelerator=cpu)")
+    if settings.get(f"{block}.path") is None:
+        return settings.idle([f"{block}.trust_remote_code"], f"{block}.path (found null)")
     return None
 
 

@@ -44,7 +44,7 @@ GROUPS = (
     ("schedule", ("default",)),
     ("rollout", ("hf", "vllm", "vllm_server")),
     ("checkpoint", ("default",)),
-    ("callbacks", ("default", "reference_sync")),
+    ("callbacks", ("default", "reference_sync", "rollout_dump", "teacher_gap", "collapse_alarm")),
     ("logger", ("default", "tensorboard", "csv", "console", "none")),
     ("trainer", ("cpu", "gpu", "ddp")),
 )

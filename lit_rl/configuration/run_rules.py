@@ -45,6 +45,24 @@ def monitoring(settings: Settings) -> str | None:
     return None
 
 
+def rolling_back(settings: Settings) -> str | None:
+    """A rollback needs checkpoints to go back to."""
+    action = settings.get("callbacks.collapse_alarm.action")
+    if action is None:
+        return None
+    if action != "rollback":
+        needs = f"callbacks.collapse_alarm.action=rollback (found {action!r})"
+        return settings.idle(["callbacks.collapse_alarm.max_rollbacks"], needs)
+    saved, every = settings.get("checkpoint.save_contents"), settings.get("checkpoint.save_freq")
+    if settings.get("callbacks.checkpoint") is None or every == -1 or not {"model", "optimizer"} <= {*saved}:
+        return (
+            f"callbacks.collapse_alarm.action=rollback needs checkpoints with model and optimizer on the way "
+            f"(found checkpoint.save_freq {every}, checkpoint.save_contents {saved}, callbacks.checkpoint "
+            f"{'off' if settings.get('callbacks.checkpoint') is None else 'on'})."
+        )
+    return None
+
+
 def length_of_run(settings: Settings) -> str | None:
     """Rule 40."""
     limit = settings["trainer.max_steps"]

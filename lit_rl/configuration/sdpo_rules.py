@@ -97,6 +97,27 @@ def length_of_reprompt(settings: Settings) -> str | None:
     )
 
 
+def routing(settings: Settings) -> str | None:
+    """Weights by pass rate need groups, and a gate needs its meter."""
+    size = settings.get("algo.num_generations", 2)
+    if size < 2:
+        needs = f"algo.num_generations of at least 2 (found {size}; the share of successes is 0 or 1)"
+        if (message := settings.idle(["algo.distillation.prompt_weight"], needs)) is not None:
+            return message
+    if settings.get("callbacks.teacher_gap") is None:
+        return settings.idle(
+            ["algo.distillation.gate"], "the callback that measures: callbacks=[default,teacher_gap]"
+        )
+    return None
+
+
+def meter_has_validation_rows(settings: Settings) -> str | None:
+    """The teacher gap is measured on validation rows."""
+    if settings.get("callbacks.teacher_gap") is None or settings.get("data.val_files") is not None:
+        return None
+    return "callbacks.teacher_gap needs validation rows (found data.val_files None); give data.val_files."
+
+
 def needs_sdpo(settings: Settings) -> str | None:
     """Rule 43: callbacks that belong to self-distillation."""
     if "algo.distillation" in settings:

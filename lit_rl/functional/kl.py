@@ -1,5 +1,7 @@
 """KL divergence of the policy from the reference: estimators from sampled tokens, and the exact one.
 
+README.md beside this file says which divergence each of them makes smaller.
+
 With `d = logps - ref_logps` of a sampled token. Gradients, in expectation over samples of the policy: inside
 a loss k1 gives zero, k2 that of KL(policy || ref), k3 that of KL(ref || policy). A name with `+` has the
 value of the estimator and the gradient of k2. In the reward (no gradient through it) k1 gives the gradient of
@@ -11,6 +13,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from lit_rl.functional.logps import (
+    Head,
+    at_targets,
+    entropy_of_logps,
+    logits,
+    over_chunks,
+    tempered,
+)
 from lit_rl.functional.precision import promoted
 
 LOG_RATIO_BOUND = 20.0
@@ -74,7 +84,7 @@ def straight_through(estimator: Estimator) -> Estimator:
 def full_kl(logps: Tensor, ref_logps: Tensor) -> Tensor:
     """Exact KL(policy || ref) = sum_v p_v (log p_v - log q_v).
 
-    From hidden states `distillation.chunked_divergence` with alpha 1 gives the same, a chunk at a time.
+    A token of probability 0 under the policy adds nothing, whatever the reference says.
 
     Args:
         logps: (..., V) log-probabilities of the whole vocabulary under the policy.
@@ -84,7 +94,45 @@ def full_kl(logps: Tensor, ref_logps: Tensor) -> Tensor:
         (...) float32 or better.
     """
     logps, ref_logps = promoted(logps), promoted(ref_logps)
-    return (logps.exp() * (logps - ref_logps)).sum(-1)
+    gap = torch.where(logps.isneginf(), torch.zeros_like(logps), logps - ref_logps)
+    return (logps.exp() * gap).sum(-1)
+
+
+def token_logps_and_kl(
+    hidden: Tensor,
+    head: Head,
+    ref_hidden: Tensor,
+    ref_head: Head,
+    targets: Tensor,
+    *,
+    temperature: float = 1.0,
+    chunk_tokens: int = 512,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probability of each target, entropy, and exact KL, from the logits of one chunk at a time.
+
+    A chunk's logits are computed again in its backward. No gradient reaches the reference.
+
+    Args:
+        hidden: (N, H). The position that predicts each target, under the policy.
+        head: output head of the policy.
+        ref_hidden: (N, H'). The same position under the reference.
+        ref_head: output head of the reference, same vocabulary.
+        targets: (N,) long.
+        temperature: > 0, of both.
+        chunk_tokens: >= 1. Positions whose logits exist at once.
+
+    Returns:
+        logps, entropy in nats and KL(policy || ref), each (N,), float32 or better, differentiable.
+    """
+
+    def of_chunk(own: Tensor, other: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            ref_logps = tempered(logits(other, ref_head), temperature).log_softmax(-1)  # (chunk, V)
+        logps = tempered(logits(own, head), temperature).log_softmax(-1)
+        return at_targets(logps, ids), entropy_of_logps(logps), full_kl(logps, ref_logps)
+
+    logps, entropy, kl = over_chunks(of_chunk, (hidden, ref_hidden, targets), chunk_tokens=chunk_tokens)
+    return logps, entropy, kl
 
 
 ESTIMATORS: dict[str, Estimator] = {
@@ -97,7 +145,8 @@ ESTIMATORS: dict[str, Estimator] = {
     "mse+": straight_through(k2),
     "low_var_kl+": straight_through(k3),
 }
-"""By the names of the configuration; `full` needs the whole vocabulary and is `full_kl`."""
+"""By the names of the configuration; `full` needs the whole vocabulary: `full_kl`, without a +, since its
+own gradient is exact."""
 
 
 def kl_in_reward(token_rewards: Tensor, kl: Tensor, mask: Tensor, *, coef: float) -> Tensor:

@@ -30,6 +30,8 @@ __all__ = [
     "AveragedCopy",
     "FrozenCopy",
     "Live",
+    "MovingReference",
+    "Offloaded",
     "Role",
     "named_base_tensors",
     "reference_of",
@@ -46,22 +48,6 @@ class Role(ABC):
     @abstractmethod
     def model(self) -> AbstractContextManager[nn.Module]:
         """The model in eval mode, with gradients off, as long as the context lasts."""
-
-    def mix_(self, policy: nn.Module, alpha: float) -> None:
-        """reference = alpha * policy + (1 - alpha) * reference (TR-DPO, arXiv 2404.09656, eq. 6).
-
-        Args:
-            policy: the policy.
-            alpha: in [0, 1]; 0 keeps the reference, 1 copies the policy.
-
-        Raises:
-            ConfigError: the reference has no weights of its own that could be mixed.
-        """
-        raise ConfigError(
-            "callbacks.reference_sync needs a reference with weights of its own, and with LoRA adapters it "
-            "has none (found model.lora.lora_rank > 0, or an adapter as model.path); train all weights, or "
-            "leave the callback out."
-        )
 
     def to_(self, device: torch.device | str) -> None:  # noqa: B027
         """Move weights of its own to the device."""
@@ -80,7 +66,7 @@ class Role(ABC):
 
 
 class FrozenCopy(Role):
-    """The policy as it was, until it is mixed with a later one. Parameters that do not train are shared.
+    """The policy as it was. Parameters that do not train are shared with it.
 
     Args:
         policy: the model to copy.
@@ -88,35 +74,17 @@ class FrozenCopy(Role):
     """
 
     def __init__(self, policy: nn.Module, *, is_own: bool = False) -> None:
-        self._moving = [n for n, p in policy.named_parameters() if p.requires_grad]
         self._model: nn.Module = policy.requires_grad_(False).eval() if is_own else shared_copy(policy)
+        self._own = _tensors_of(self._model) if is_own else _own_tensors(self._model, policy)
 
     @contextmanager
     def model(self) -> Iterator[nn.Module]:
         with torch.no_grad():
             yield self._model
 
-    def mix_(self, policy: nn.Module, alpha: float) -> None:
-        if has_adapters(policy) or has_adapters(self._model):
-            super().mix_(policy, alpha)
-        theirs = dict(policy.named_parameters())
-        lerp_(self._weights().values(), [theirs[name].detach() for name in self._moving], alpha)
-        self.is_moving = True
-
     def to_(self, device: torch.device | str) -> None:
-        self._model.to(device)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return self._weights() if self.is_moving else {}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        if state:
-            _load_(state, self._weights(), self)
-            self.is_moving = True
-
-    def _weights(self) -> dict[str, Tensor]:
-        mine = dict(self._model.named_parameters())
-        return {name: mine[name].detach() for name in self._moving}
+        for tensor in self._own:
+            tensor.data = tensor.data.to(device)
 
 
 class AdapterOff(Role):
@@ -170,6 +138,7 @@ class AveragedCopy(Role):
     def __init__(self, policy: nn.Module) -> None:
         self._policy = policy
         self._model: nn.Module = dense_copy(policy)
+        self._own = _own_tensors(self._model, policy)
         self._parameters = dict(self._model.named_parameters())
         self._averages: dict[str, Tensor] = {}
         for name, tensor, is_moving in base_tensors(policy):
@@ -195,7 +164,8 @@ class AveragedCopy(Role):
         self._refresh_()
 
     def to_(self, device: torch.device | str) -> None:
-        self._model.to(device)
+        for tensor in self._own:
+            tensor.data = tensor.data.to(device)
         for name, average in self._averages.items():
             if average is not self._parameters[name]:
                 self._averages[name] = average.to(device)
@@ -214,21 +184,102 @@ class AveragedCopy(Role):
                 self._parameters[name].copy_(average)
 
 
-def reference_of(policy: nn.Module, path: str | None = None, *, trust_remote_code: bool = False) -> Role:
+class MovingReference(AveragedCopy):
+    """A reference that is mixed with the policy from time to time; a checkpoint holds it once it has moved.
+
+    With LoRA the effective weights are mixed, and the sums are kept in float32, as in `AveragedCopy`.
+
+    Args:
+        policy: a Hugging Face or PEFT model.
+        start: other weights to begin from, of the policy's architecture; nobody else may use it. None is the
+            policy as it is.
+
+    Raises:
+        ConfigError: start is of another architecture, so that it cannot be mixed with the policy.
+    """
+
+    def __init__(self, policy: nn.Module, start: nn.Module | None = None) -> None:
+        if start is not None:
+            _check_same_weights(policy, start)
+        super().__init__(policy if start is None else start.requires_grad_(True))
+        self._policy = policy
+        self.is_moving = False
+
+    def mix_(self, alpha: float) -> None:
+        """reference = alpha * policy + (1 - alpha) * reference (TR-DPO, arXiv 2404.09656, eq. 6).
+
+        Args:
+            alpha: in [0, 1]; 0 keeps the reference, 1 copies the policy.
+        """
+        self.move_(alpha)
+        self.is_moving = True
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        if state:
+            super().load_state_dict(state)
+            self.is_moving = True
+
+
+class Offloaded(Role):
+    """A role whose weights rest in CPU memory and come to the device only to score.
+
+    Args:
+        role: has weights of its own.
+    """
+
+    def __init__(self, role: Role) -> None:
+        self._role = role
+        self._device: torch.device | str = "cpu"
+
+    @property
+    def is_moving(self) -> bool:  # type: ignore[override]
+        return self._role.is_moving
+
+    @contextmanager
+    def model(self) -> Iterator[nn.Module]:
+        self._role.to_(self._device)
+        try:
+            with self._role.model() as model:
+                yield model
+        finally:
+            self._role.to_("cpu")
+
+    def mix_(self, alpha: float) -> None:
+        """Mix as `MovingReference` does, where the weights rest."""
+        assert isinstance(self._role, MovingReference)
+        self._role.mix_(alpha)
+
+    def to_(self, device: torch.device | str) -> None:
+        """Remember where to score; the weights stay."""
+        self._device = device
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self._role.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self._role.load_state_dict(state)
+
+
+def reference_of(
+    policy: nn.Module, path: str | None = None, *, moves: bool = False, trust_remote_code: bool = False
+) -> Role:
     """The reference of a policy that has not trained yet.
 
-    Fresh LoRA adapters: the model without them, no second copy. Adapters that are trained already, or none: a
-    frozen copy.
+    One that moves: an average of effective weights. Else, fresh LoRA adapters: the model without them, no
+    second copy. Adapters that are trained already, or none: a frozen copy.
 
     Args:
         policy: the initial policy.
         path: other weights with the same vocabulary, read as model.path is; null is the initial policy.
+        moves: it will be mixed with the policy.
         trust_remote_code: run code that comes with those weights.
 
     Raises:
-        ConfigError: the other weights cannot be read, or have another vocabulary.
+        ConfigError: the other weights cannot be read, have another vocabulary, or cannot be mixed.
     """
     if path is None:
+        if moves:
+            return MovingReference(policy)
         return AdapterOff(policy) if has_zero_adapters(policy) else FrozenCopy(policy)
     base = base_of(policy)
     dtype = str(base.dtype).removeprefix("torch.")
@@ -239,7 +290,29 @@ def reference_of(policy: nn.Module, path: str | None = None, *, trust_remote_cod
             f"algo.ref.path must have the policy's vocabulary of {sizes[1]} tokens (found {sizes[0]} in "
             f"{path!r}); name a model with the same tokenizer."
         )
-    return FrozenCopy(other.to(base.device), is_own=True)
+    other = other.to(base.device)
+    return MovingReference(policy, other) if moves else FrozenCopy(other, is_own=True)
+
+
+def _check_same_weights(policy: nn.Module, start: nn.Module) -> None:
+    own, theirs = ({t.name: tuple(t.tensor.shape) for t in base_tensors(m)} for m in (policy, start))
+    different = sorted(name for name in own.keys() | theirs.keys() if own.get(name) != theirs.get(name))
+    if different:
+        raise ConfigError(
+            f"algo.ref.path must have the policy's architecture when callbacks.reference_sync mixes the two "
+            f"(found {len(different)} weights that differ, {different[0]!r} first); name such a model, or "
+            "leave the callback out."
+        )
+
+
+def _tensors_of(model: nn.Module) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]
+
+
+def _own_tensors(copy: nn.Module, policy: nn.Module) -> list[Tensor]:
+    """Parameters and buffers of a copy that the policy does not share."""
+    shared = {id(tensor) for tensor in _tensors_of(policy)}
+    return [tensor for tensor in _tensors_of(copy) if id(tensor) not in shared]
 
 
 @contextmanager

@@ -35,6 +35,14 @@ class Distillation:
             "active_rows" over the tokens of each row, then over those rows; "all_rows" then over all rows, as
             TRL does.
         chunk_tokens: positions whose logits exist at once.
+        rows: "all" rows that have a teacher are distilled, and all rows take the policy gradient; "failed":
+            a failed row that has a teacher is only distilled, every other row only takes the policy gradient
+            (SRPO, Li et al. 2026, arXiv 2604.02288).
+        prompt_weight: "sqrt_pq" weighs each prompt's rows by sqrt(p (1 - p)), p its share of successes, over
+            the mean of that (SC-SDPO, Liu et al. 2026, arXiv 2605.27765); "none" weighs all prompts alike.
+        gate: distil only while the teacher's prompt makes the policy better: "run" by the last measurement on
+            validation rows, "prompt" by one completion for each row that has a teacher, drawn from its prompt
+            in every step; needs callbacks.teacher_gap. "none" always distils.
 
     Raises:
         ConfigError: a value is out of range, or mode, alpha and top-k do not fit together.
@@ -50,6 +58,9 @@ class Distillation:
     distillation_add_tail: bool = False
     distillation_divisor: Literal["active_tokens", "active_rows", "all_rows"] = "active_tokens"
     chunk_tokens: int = 512
+    rows: Literal["all", "failed"] = "all"
+    prompt_weight: Literal["none", "sqrt_pq"] = "none"
+    gate: Literal["none", "run", "prompt"] = "none"
 
     def __post_init__(self) -> None:
         clip, topk = self.distillation_is_clip, self.distillation_topk

@@ -1,20 +1,7 @@
 """KL: the penalty that keeps the policy near its reference, in the loss or in the reward.
 
-With `d = logps - ref_logps` of a sampled token, `KL(p, r) = E_p[log p - log r]`, `p` the policy and `r` the
-reference. The gradient that each option has in expectation over samples of the policy, exactly while the
-policy is the one that sampled:
-
-| estimator | value | in the loss: `kl_loss_type` | in the reward: `kl_penalty` |
-| --- | --- | --- | --- |
-| `kl` (k1) | `d` | zero, so it is refused | of KL(p, r) |
-| `abs` | `abs(d)` | of the sum of `abs(p - r)`, twice the total variation | of no distance |
-| `mse` (k2) | `d^2 / 2` | of KL(p, r) | of E[d^2 / 2] - KL(p, r) |
-| `low_var_kl` (k3) | `exp(-d) - 1 + d` | of KL(r, p) | of KL(p, r) - KL(r, p) |
-| `kl+`, `abs+`, `mse+`, `low_var_kl+` | as without the + | of KL(p, r), the gradient of k2 | not offered |
-
-So the penalty towards KL(p, r) is `mse` or a `+` in the loss, and `kl` in the reward. In the reward nothing
-is differentiated, the estimate is a cost of the sampled tokens. tests/objectives/test_kl.py holds the code to
-this table. Source of k1, k2 and k3: Schulman, "Approximating KL divergence" (2020).
+Which divergence each option makes smaller stands in lit_rl/functional/README.md; tests/objectives/test_kl.py
+holds the code to it.
 """
 
 from dataclasses import dataclass, field
@@ -112,11 +99,13 @@ class KL:
     Args:
         beta: weight in the loss; 0 is off.
         kl_loss_type: estimator in the loss: "low_var_kl" (k3), "mse" (k2), "abs", or one of these or "kl"
-            with + for the gradient of KL(policy, ref); "kl" alone is refused.
+            with + for the gradient of KL(policy, ref); "full", the KL over the whole vocabulary, which takes
+            a pass of the reference beside each micro-batch; "kl" alone is refused.
         use_kl_in_reward: subtract kl_ctrl.kl_coef times the KL from the reward instead: from each token's
             where the estimator is one over tokens (reinforce_plus_plus, reward), else the row's sum from the
             row's reward, before the advantage.
-        kl_penalty: estimator in the reward.
+        kl_penalty: estimator in the reward; "full" charges a token nothing for its own choice, only for what
+            it leads to.
         kl_ctrl: weight in the reward.
 
     Raises:
@@ -127,11 +116,11 @@ class KL:
     key: ClassVar[str] = "algo.kl"
 
     beta: float = 0.0
-    kl_loss_type: Literal["kl", "abs", "mse", "low_var_kl", "kl+", "abs+", "mse+", "low_var_kl+"] = (
+    kl_loss_type: Literal["kl", "abs", "mse", "low_var_kl", "full", "kl+", "abs+", "mse+", "low_var_kl+"] = (
         "low_var_kl"
     )
     use_kl_in_reward: bool = False
-    kl_penalty: Literal["kl", "abs", "mse", "low_var_kl"] = "kl"
+    kl_penalty: Literal["kl", "abs", "mse", "low_var_kl", "full"] = "kl"
     kl_ctrl: KLControl = field(default_factory=KLControl)
 
     def __post_init__(self) -> None:
@@ -148,8 +137,18 @@ class KL:
         """Whether the reference has to score the completions."""
         return self.beta > 0 or self.use_kl_in_reward
 
+    @property
+    def is_exact_in_loss(self) -> bool:
+        """Whether the loss needs both distributions at each token."""
+        return self.beta > 0 and self.kl_loss_type == "full"
+
+    @property
+    def is_exact_in_reward(self) -> bool:
+        """Whether the reward needs both distributions at each token."""
+        return self.use_kl_in_reward and self.kl_penalty == "full"
+
     def per_token(self, logps: Tensor, ref_logps: Tensor) -> Tensor:
-        """(B, T): the estimate at each token, for the loss.
+        """(B, T): the estimate at each token, for the loss; not for "full".
 
         Args:
             logps: (B, T), with gradient.
@@ -157,16 +156,14 @@ class KL:
         """
         return ESTIMATORS[self.kl_loss_type](logps, ref_logps)
 
-    def in_reward(self, old_logps: Tensor, ref_logps: Tensor, mask: Tensor) -> Tensor:
-        """(B, T): the estimate at each token, for the reward; 0 where the mask is false.
+    def in_reward(self, old_logps: Tensor, ref_logps: Tensor) -> Tensor:
+        """(B, T): the estimate at each token, for the reward, without gradient; not for "full".
 
         Args:
             old_logps: (B, T) of the policy that sampled.
             ref_logps: (B, T).
-            mask: (B, T) bool.
         """
-        kl = ESTIMATORS[self.kl_penalty](old_logps, ref_logps)
-        return torch.where(mask, kl, torch.zeros_like(kl)).detach()
+        return ESTIMATORS[self.kl_penalty](old_logps, ref_logps).detach()
 
     def clamped_frac(self, kl: Tensor, mask: Tensor) -> Tensor:
         """Share of the counted tokens whose estimate the bound of low_var_kl holds; the others have none.

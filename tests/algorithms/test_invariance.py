@@ -101,13 +101,17 @@ CASES = {
     "kl_cov": policy(KLCov(cov_ratio=0.3)),
     "kl_cov_no_kl": policy(KLCov(cov_ratio=0.3, loss_type="grpo"), "rloo", kl=KL()),
     "gspo_reward": policy(ClippedSurrogate(importance_sampling_level="sequence"), "reward"),
-    **{f"kl_{name}": policy(kl=KL(beta=0.1, kl_loss_type=name)) for name in ("abs", "mse", "low_var_kl+")},
+    **{
+        f"kl_{name}": policy(kl=KL(beta=0.1, kl_loss_type=name))
+        for name in ("abs", "mse", "full", "low_var_kl+")
+    },
     **{
         f"kl_in_reward_{name}": policy(
             estimator=name, kl=KL(use_kl_in_reward=True, kl_ctrl=KLControl(kl_coef=0.5)), num_iterations=1
         )
         for name in ("grpo", "reinforce_plus_plus", "reward")
     },
+    "kl_in_reward_full": policy(kl=KL(use_kl_in_reward=True, kl_penalty="full"), num_iterations=1),
     "truncated": policy(rollout_correction=corrected()),
     "masked": policy(rollout_correction=corrected(rollout_is_mode="mask")),
     "masked_sequence": policy(

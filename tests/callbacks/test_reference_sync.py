@@ -5,19 +5,19 @@ import torch
 
 from lit_rl.callbacks.reference_sync import ReferenceSync
 from lit_rl.errors import ConfigError
-from lit_rl.models.roles import AdapterOff, FrozenCopy
+from lit_rl.models.roles import MovingReference
 
 
-class Recorder(FrozenCopy):
+class Recorder(MovingReference):
     """Notes each move."""
 
     def __init__(self, policy) -> None:
         super().__init__(policy)
         self.moves: list[float] = []
 
-    def mix_(self, policy, alpha: float) -> None:
+    def mix_(self, alpha: float) -> None:
         self.moves.append(alpha)
-        super().mix_(policy, alpha)
+        super().mix_(alpha)
 
 
 def test_the_reference_moves_every_n_steps_and_only_then(train, fake_module):
@@ -31,7 +31,7 @@ def test_one_move_is_alpha_policy_plus_the_rest_of_the_reference(train, fake_mod
     # policy 1 and reference 0 at alpha 0.6 give 0.6
     module = fake_module()
     torch.nn.init.zeros_(module.policy.weight)
-    module.ref = FrozenCopy(module.policy)
+    module.ref = MovingReference(module.policy)
     torch.nn.init.ones_(module.policy.weight)
     module.trainer_step = None
     ReferenceSync(0.6, 1).on_update_end(None, module, step=1, metrics={})
@@ -42,7 +42,7 @@ def test_one_move_is_alpha_policy_plus_the_rest_of_the_reference(train, fake_mod
 
 def test_a_moved_reference_is_moving_and_a_still_one_is_not(train, fake_module):
     module = fake_module()
-    module.ref = FrozenCopy(module.policy)
+    module.ref = MovingReference(module.policy)
     assert not module.ref.is_moving
     ReferenceSync(0.5, 1).on_update_end(None, module, step=1, metrics={})
     assert module.ref.is_moving
@@ -54,12 +54,10 @@ def test_without_a_reference_it_is_refused(train, fake_module):
         train(fake_module(), [ReferenceSync()])
 
 
-@pytest.mark.field("cfg/2")
-def test_the_reference_of_a_lora_run_is_refused(train, fake_module):
-    module = fake_module()
-    module.ref = AdapterOff.__new__(AdapterOff)
-    with pytest.raises(ConfigError, match=r"callbacks\.reference_sync.*model\.lora\.lora_rank"):
-        train(module, [ReferenceSync()])
+def test_the_module_is_told_before_it_makes_its_reference(train, fake_module):
+    module, callback = fake_module(), ReferenceSync()
+    callback.setup(None, module, "fit")
+    assert module.ref_moves
 
 
 @pytest.mark.field("cfg/2")

@@ -115,6 +115,7 @@ def table(folder: Path) -> dict[str, Mutation]:
         "algo.kl.kl_ctrl.kl_coef": to(0.5, *in_reward),
         "algo.kl.kl_ctrl.horizon": to(20, *adaptive),
         "algo.kl.kl_ctrl.target_kl": to(1e-6, *adaptive, "algo.kl.kl_ctrl.horizon=100"),
+        "algo.ref.path": to("no_such_folder"),
         "algo.advantage.gamma": to(0.5, "algo.advantage.adv_estimator=reinforce_plus_plus"),
         "algo.rollout_correction.rollout_is": to("true", corrected[0], corrected[3]),
         "algo.rollout_correction.rollout_is_level": to("sequence", *corrected),
@@ -147,6 +148,9 @@ def table(folder: Path) -> dict[str, Mutation]:
             "true", "algo.distillation.distillation_mode=topk_logits", "algo.distillation.distillation_topk=2"
         ),
         "algo.distillation.distillation_divisor": to("all_rows", "optim=sgd", "optim.lr=0.1"),
+        "algo.distillation.rows": to("failed", "algo.distillation.distillation_weight=0.5"),
+        "algo.distillation.prompt_weight": to("sqrt_pq", "optim=sgd", "optim.lr=0.1"),
+        "algo.distillation.gate": to("prompt", "callbacks=[default,teacher_gap]"),
         "algo.teacher.teacher_model_kind": to("base", "optim.lr=1e-2"),
         "algo.teacher.teacher_update_rate": to(0.9, "optim.lr=1e-2"),
         "algo.teacher.teacher_sync_steps": to(2, "optim.lr=1e-2"),
@@ -275,6 +279,7 @@ def table(folder: Path) -> dict[str, Mutation]:
         "callbacks.diagnostics.diagnostics_flat_tolerance": to(
             1.0, "callbacks.diagnostics.diagnostics_warning_interval=1"
         ),
+        "callbacks.teacher_gap.num_prompts": to(1),
         "trainer.accelerator": to("gpu"),
         "trainer.precision": to("bf16-mixed"),
         "trainer.strategy": to("ddp"),

@@ -43,6 +43,8 @@ NEEDS = {  # what a choice cannot do without
     "data=chat_sft": ["algo=sft", "data.train_files=rows.parquet"],
     "model=hf": ["model.path=embedded"],
     "algo=sft": ["data=chat_sft", "data.train_files=rows.parquet"],
+    "callbacks=teacher_gap": ["algo=sdpo", "callbacks=[default,teacher_gap]"],
+    "callbacks=rollout_dump": ["callbacks=[default,rollout_dump]"],
     "callbacks=reference_sync": ["callbacks=[default,reference_sync]", "algo.kl.beta=0.1"],
 }
 # Where a yaml file differs from its class on purpose: the presets of an algorithm, and file names.
@@ -64,6 +66,12 @@ ON_PURPOSE = {
 WITHOUT_ROLLOUTS = {"num_generations", "mask_truncated_completions", "sampling", "reward"}
 OUR_OWN = {  # keys beyond the specification, and why
     "rollout.engine.engine_kwargs": "vllm: in the specification under free-form keys",
+    "callbacks.collapse_alarm.window": "steps averaged",
+    "callbacks.collapse_alarm.drop": "fall that counts",
+    "callbacks.collapse_alarm.max_rollbacks": "an end to rolling back",
+    "algo.distillation.gate": "sdpo: off while the teacher is no better",
+    "callbacks.teacher_gap.num_prompts": "cost of a measurement",
+    "algo.ref.trust_remote_code": "algo.ref.path may lead to a model that brings code",
     "algo.policy_loss.ratio_cap": "cispo: the bound as TRL reads it",
     "algo.policy_loss.tau_pos": "sapo: the gate of its paper",
     "algo.policy_loss.tau_neg": "sapo: the gate of its paper",

@@ -32,6 +32,7 @@ ALGORITHMS = {
     "cispo": ("algo=grpo", "policy_loss=cispo", *RUN),
     "clip_cov": ("algo=grpo", "policy_loss=clip_cov", *RUN),
     "kl_cov": ("algo=grpo", "policy_loss=kl_cov", *RUN),
+    "meters": ("algo=sdpo", "callbacks=[default,teacher_gap,collapse_alarm]", *RUN),
     "sapo": ("algo=grpo", "policy_loss=sapo", *RUN),
 }
 PARTS = (
@@ -60,6 +61,9 @@ INFORMATIONAL = {
     "algo.on_nonfinite": "no gradient of this run is NaN (tests of algorithms)",
     "checkpoint.save_on_signal": "no signal comes (tests of callbacks)",
     "algo.reprompt.remove_thinking_from_demonstration": "no think blocks here (tests of objectives)",
+    "callbacks.collapse_alarm.action": "no collapse in three steps (tests of callbacks)",
+    "callbacks.collapse_alarm.window": "likewise",
+    "callbacks.collapse_alarm.drop": "likewise",
     "algo.distillation.chunk_tokens": "memory only: how many logits exist at once",
     "rollout.max_logp_gap": "the embedded run's engine agrees (tests of callbacks)",
     "reward.reward_manager": "the same rewards, by processes (tests of rewards)",

@@ -15,7 +15,9 @@ from lit_rl.functional.kl import (
     k_abs,
     kl_in_reward,
     straight_through,
+    token_logps_and_kl,
 )
+from lit_rl.functional.logps import Head
 from lit_rl.functional.masking import clamped_frac
 
 POLICY = torch.tensor([0.5, 0.3, -0.9], dtype=torch.float64)
@@ -131,3 +133,52 @@ def test_the_adaptive_weight_moves_by_at_most_a_fifth_per_horizon() -> None:
     assert adapted_coef(0.2, 0.1, **settings) == pytest.approx(0.2)
     assert adapted_coef(0.2, 10.0, **settings) == pytest.approx(0.2 * 1.1)
     assert adapted_coef(0.2, 0.0, **settings) == pytest.approx(0.2 * 0.9)
+
+
+def vocabulary(seed: int, scale: float = 1.0, **options) -> Tensor:
+    return scale * torch.randn(5, 7, generator=torch.Generator().manual_seed(seed), **options)
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 2, 5, 64])
+def test_the_exact_kl_by_chunks_has_the_value_and_gradient_of_the_plain_form(chunk_tokens: int) -> None:
+    hidden, weight = vocabulary(0, dtype=torch.float64), vocabulary(1, dtype=torch.float64)[:, :7]
+    weight = torch.cat([weight, 2 * weight])  # (V=10, H=7)
+    ref_hidden, ref_weight = vocabulary(2, dtype=torch.float64), weight.flip(0) + 0.1
+    targets = torch.tensor([0, 3, 9, 2, 4])
+
+    def both(function) -> tuple[Tensor, ...]:
+        inputs = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        logps, entropy, kl = function(*inputs)
+        mixed = (logps + 2 * entropy + 3 * kl * torch.arange(5)).sum()
+        return (logps, entropy, kl, *torch.autograd.grad(mixed, inputs))
+
+    def plain(own: Tensor, head: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logps = (own @ head.T / 0.7).log_softmax(-1)
+        ref_logps = (ref_hidden @ ref_weight.T / 0.7).log_softmax(-1)
+        entropy = -(logps.exp() * logps).sum(-1)
+        return logps[torch.arange(5), targets], entropy, (logps.exp() * (logps - ref_logps)).sum(-1)
+
+    def chunked(own: Tensor, head: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        settings = {"temperature": 0.7, "chunk_tokens": chunk_tokens}
+        return token_logps_and_kl(own, Head(head), ref_hidden, Head(ref_weight), targets, **settings)
+
+    for found, expected in zip(both(chunked), both(plain), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.field("num/6")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_exact_kl_is_finite_at_extreme_ratios_and_so_is_its_gradient(dtype: torch.dtype) -> None:
+    scores = torch.tensor([[200.0, 0.0, -200.0], [0.0, 0.0, 0.0]], dtype=dtype).requires_grad_()
+    ref = torch.tensor([[-200.0, 0.0, 200.0], [0.0, -300.0, 0.0]], dtype=dtype)
+    kl = full_kl(scores.log_softmax(-1), ref.log_softmax(-1))
+    gradient = torch.autograd.grad(kl.sum(), scores)[0]
+    assert kl.dtype == torch.float32 and kl[0] == 400 and kl.isfinite().all() and gradient.isfinite().all()
+
+
+def test_a_token_that_the_policy_never_takes_costs_nothing() -> None:
+    scores = torch.tensor([0.0, 1.0, -torch.inf], requires_grad=True)
+    kl = full_kl(scores.log_softmax(-1), torch.tensor([0.5, 0.2, 0.3]).log())
+    p = torch.tensor([1.0, torch.e]) / (1 + torch.e)
+    torch.testing.assert_close(kl, (p * (p.log() - torch.tensor([0.5, 0.2]).log())).sum())
+    assert torch.autograd.grad(kl, scores)[0].isfinite().all()

@@ -8,7 +8,15 @@ from tiny_models import make_rows, tiny_gpt2, tiny_llama, tiny_lora
 
 from lit_rl.errors import ConfigError
 from lit_rl.models.load import LoRA, load_policy
-from lit_rl.models.roles import AdapterOff, AveragedCopy, FrozenCopy, Live, reference_of
+from lit_rl.models.roles import (
+    AdapterOff,
+    AveragedCopy,
+    FrozenCopy,
+    Live,
+    MovingReference,
+    Offloaded,
+    reference_of,
+)
 from lit_rl.models.score import score
 from lit_rl.models.weights import base_of, base_tensors
 
@@ -132,7 +140,7 @@ def values_of(role):
 def test_rates_go_the_right_way_round():
     policy = tiny_llama()
     constant_(policy, 0.0)
-    teacher, reference = AveragedCopy(policy), FrozenCopy(policy)
+    teacher, reference = AveragedCopy(policy), MovingReference(policy)
     constant_(policy, 1.0)
     teacher.move_(0.0)
     assert not values_of(teacher).any()
@@ -143,8 +151,8 @@ def test_rates_go_the_right_way_round():
     torch.testing.assert_close(values_of(teacher), torch.full_like(values_of(teacher), 0.142625))
     teacher.move_(1.0)
     assert (values_of(teacher) == 1).all()
-    assert not reference.is_moving and reference.state_dict() == {}
-    reference.mix_(policy, 0.6)
+    assert not reference.is_moving
+    reference.mix_(0.6)
     torch.testing.assert_close(values_of(reference), torch.full_like(values_of(reference), 0.6))
     assert reference.is_moving and reference.state_dict()
 
@@ -211,16 +219,88 @@ def test_an_averaged_copy_comes_back_bit_for_bit(make):
     assert torch.equal(logps_of(again), logps_of(teacher))
 
 
-def test_a_mixed_reference_comes_back_bit_for_bit():
-    policy = tiny_llama()
-    reference = FrozenCopy(policy)
+@pytest.mark.parametrize(
+    "make", [tiny_llama, lambda: tiny_llama().bfloat16(), lambda: tiny_lora(tiny_llama(), b_std=0.1)]
+)
+def test_a_mixed_reference_comes_back_bit_for_bit(make):
+    policy = make()
+    reference = MovingReference(policy)
     disturb_(policy)
-    reference.mix_(policy, 0.6)
-    again = FrozenCopy(tiny_llama())
+    reference.mix_(0.6)
+    again = MovingReference(make())
     again.load_state_dict({})
     assert not again.is_moving
     again.load_state_dict(copy.deepcopy(reference.state_dict()))
     assert again.is_moving and torch.equal(logps_of(again), logps_of(reference))
+
+
+@pytest.mark.parametrize("b_std", [0.0, 0.1])
+def test_a_reference_over_adapters_mixes_what_the_layers_compute(b_std):
+    """Mixing the factors would not do: 0.6 B A + 0.4 B' A' is no product of mixed factors."""
+    policy = tiny_lora(tiny_llama(), b_std=b_std)
+    before = {t.name: t.tensor.double() for t in base_tensors(policy)}
+    reference = reference_of(policy, moves=True)
+    initial = score(policy, ROWS).logps.detach()
+    torch.testing.assert_close(logps_of(reference), initial, atol=2e-5, rtol=0)
+    disturb_(policy)
+    assert torch.equal(
+        logps_of(reference), logps_of(reference_of(tiny_lora(tiny_llama(), b_std=b_std), moves=True))
+    )
+    reference.mix_(0.6)
+    after = {t.name: t.tensor.double() for t in base_tensors(policy)}
+    with reference.model() as model:
+        for name, weight in model.named_parameters():
+            expected = 0.6 * after[name] + 0.4 * before[name]
+            torch.testing.assert_close(weight.double(), expected, rtol=1e-5, atol=1e-6)
+        assert model.lm_head.weight is base_of(policy).lm_head.weight  # what never trains is there once
+
+
+def test_small_moves_of_a_bfloat16_reference_are_not_lost():
+    policy = tiny_llama(num_hidden_layers=1).bfloat16()
+    constant_(policy, 1.0)
+    reference = MovingReference(policy)
+    constant_(policy, 1.0078125)  # the next bfloat16 number: a move of 0.05 towards it is below the spacing
+    for _ in range(200):
+        reference.mix_(0.05)
+    assert (values_of(reference) == 1.0078125).all()
+
+
+def test_a_reference_from_elsewhere_can_be_mixed_where_it_has_the_policy_s_shape(tmp_path):
+    policy, other = tiny_lora(tiny_llama()), tiny_llama()
+    constant_(other, 0.25)
+    other.save_pretrained(tmp_path / "other")
+    reference = reference_of(policy, str(tmp_path / "other"), moves=True)
+    assert (values_of(reference) == 0.25).all() and not reference.is_moving
+    reference.mix_(0.5)
+    now = {t.name: t.tensor for t in base_tensors(policy)}
+    with reference.model() as model:
+        for name, weight in model.named_parameters():
+            torch.testing.assert_close(weight, 0.5 * now[name].float() + 0.125)
+    tiny_llama(num_hidden_layers=1).save_pretrained(tmp_path / "smaller")
+    with pytest.raises(ConfigError, match=r"algo\.ref\.path must have the policy's architecture"):
+        reference_of(tiny_llama(), str(tmp_path / "smaller"), moves=True)
+
+
+@pytest.mark.parametrize("make", [tiny_llama, lambda: tiny_lora(tiny_llama(), b_std=0.1)])
+@pytest.mark.parametrize("moves", [False, True])
+def test_an_offloaded_reference_rests_elsewhere_and_leaves_the_policy_where_it_is(make, moves):
+    policy = make()
+    expected = score(policy, ROWS).logps.detach()
+    inner = reference_of(policy, moves=moves)
+    role = Offloaded(inner)
+    inner.to_(torch.float64)  # stands in for another device
+    with inner.model() as model:
+        own = {id(p) for p in model.parameters()} - {id(p) for p in policy.parameters()}
+        assert own
+        assert all((p.dtype == torch.float64) == (id(p) in own) for p in model.parameters())
+    assert all(p.dtype == torch.float32 for p in policy.parameters())
+    inner.to_(torch.float32)
+    moved = []
+    inner.to_ = moved.append
+    role.to_("cuda")
+    assert moved == []
+    torch.testing.assert_close(logps_of(role), expected, atol=2e-5, rtol=0)
+    assert moved == ["cuda", "cpu"]
 
 
 def test_a_state_of_another_role_is_refused():
@@ -228,13 +308,6 @@ def test_a_state_of_another_role_is_refused():
     for role in (AveragedCopy(tiny_lora(tiny_llama())), AdapterOff(tiny_lora(tiny_llama()))):
         with pytest.raises(ConfigError, match="names on one side only"):
             role.load_state_dict(state)
-
-
-@pytest.mark.parametrize("b_std", [0.0, 0.1])
-def test_a_reference_without_weights_of_its_own_cannot_be_mixed(b_std):
-    policy = tiny_lora(tiny_llama(), b_std=b_std)
-    with pytest.raises(ConfigError, match=r"callbacks\.reference_sync needs"):
-        reference_of(policy).mix_(policy, 0.6)
 
 
 def test_roles_work_beside_gradient_checkpointing(tmp_path):
