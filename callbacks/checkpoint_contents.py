@@ -1,53 +1,80 @@
 """CheckpointContents: when a checkpoint is written, what it holds, what is kept, where a run starts from."""
 
 import math
-import signal
-import threading
-from collections.abc import Sequence
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from lit_rl.callbacks.checkpoint_checks import check_fit, check_registered, identity, left_out
-from lit_rl.checkpoint import (
-    PARTS,
-    FolderCheckpointIO,
-    list_checkpoints,
-    newest_complete,
-    step_folder,
-    verify,
-)
+from lit_rl.callbacks import checkpoint_checks as checks
+from lit_rl.callbacks.checkpoint_resume import forget_fetched, named, newest, say
+from lit_rl.callbacks.checkpoint_signals import StopSignals
+from lit_rl.callbacks.checkpoint_state import extra_files, set_mid_run, without_settings
+from lit_rl.checkpoint import PARTS, FolderCheckpointIO, list_checkpoints, remove_folder, step_folder, verify
+from lit_rl.checkpoint.background import Background
+from lit_rl.checkpoint.folder import size
+from lit_rl.checkpoint.lock import FolderLock
+from lit_rl.checkpoint.remote import RemoteFolder
 from lit_rl.errors import ConfigError
+from lit_rl.hooks import emit
 
-RESUME_MODES = ("auto", "disable", "resume_path")
+BEST = "best"
+
+
+@dataclass
+class Saving:
+    """One checkpoint on its way."""
+
+    folder: Path
+    step: int
+    begin: float = field(default_factory=time.perf_counter)
+    held: float = 0.0
+    """Seconds for which training stood still."""
+    complete: float = 0.0
+    """Seconds until the checkpoint was complete here."""
+    bytes: int = 0
 
 
 class CheckpointContents(L.Callback):
     """Saves every `save_freq` steps and at the end of a run, in folders that are whole or not there.
 
     It moves behind every other callback, so that what they count in a step is in the file, and brings its own
-    `FolderCheckpointIO`: `trainer.save_checkpoint(folder)` and `fit(ckpt_path=folder)` use it too.
-    Sources: verl `actor.checkpoint`, `trainer.save_freq`, `trainer.resume_mode`; Transformers
-    `save_total_limit`, `metric_for_best_model`, `enable_jit_checkpoint`.
+    `FolderCheckpointIO`: `trainer.save_checkpoint(folder)` and `fit(ckpt_path=folder)` use it too. What is
+    written beside training ends before the run does, at most one checkpoint is on its way at a time, and an
+    error there ends the run at the next step. Metrics: `time/save` (seconds for which training stood still),
+    `time/save_complete` (seconds until the checkpoint was complete), `checkpoint/bytes`.
+    Sources: verl `actor.checkpoint`, `trainer.save_freq`, `trainer.resume_mode`, `trainer.default_hdfs_dir`;
+    Transformers `save_total_limit`, `metric_for_best_model`, `load_best_model_at_end`,
+    `enable_jit_checkpoint`; Megatron-LM `use_checkpoint_opt_param_scheduler`.
 
     Args:
         default_local_dir: the checkpoints lie here, as `step_00000008`; the best one as `best`.
+        default_hdfs_dir: copies go there, in the background; any fsspec URL.
         save_contents: what is written: model, optimizer, extra (schedule, counters, data position,
             callbacks), hf_model (a folder for `from_pretrained`).
         load_contents: what is read when resuming; None, or the same list, = save_contents without hf_model.
         save_freq: steps between two checkpoints; -1 = only at the end.
+        save_every_minutes: also when the last one is so old, at the end of a step.
         max_to_keep: newest ones kept, older ones are removed after a new one is complete; None = all.
         monitor: a validation metric; the model with its best value is kept as `best`, without "extra".
         mode: "max" or "min", which value is best.
-        resume_mode: "auto" the newest complete one in `default_local_dir` if any, "disable" never,
-            "resume_path" the one in `resume_from_path`.
-        resume_from_path: a checkpoint, or a folder of them.
-        save_on_signal: at SIGTERM, finish the step, save, and end the run (`stopped_by_signal` is then true);
-            a second SIGTERM ends at once.
+        load_best_model_at_end: take the weights of `best` when the last step is done and saved.
+        resume_mode: "auto" the newest complete one in `default_local_dir`, or in `default_hdfs_dir` if that
+            is set; "disable" never; "resume_path" the one in `resume_from_path`.
+        resume_from_path: a checkpoint, or a folder of them; a path or URL.
+        del_local_ckpt_after_load: remove the local copy of the checkpoint once it is read, if the remote
+            folder has it.
+        use_checkpoint_opt_param_scheduler: the schedule's settings (shape, length, peak rate, weight decay)
+            come from the checkpoint; false = those of this run, at the step reached.
+        save_on_signal: at SIGTERM, and at SIGUSR1 in a SLURM job, finish the step, save, and end the run
+            (`stopped_by_signal` is then true); after SIGUSR1 the job is requeued. A second signal ends at
+            once.
+        save_on_each_node: the first process of every node writes; needed where nodes share no folder.
+        async_save: write beside training, from a copy of the contents made at the call.
 
     Raises:
         ConfigError: a value is out of range, or two contradict each other.
@@ -57,32 +84,52 @@ class CheckpointContents(L.Callback):
         self,
         default_local_dir: str,
         *,
+        default_hdfs_dir: str | None = None,
         save_contents: list[str] = ["model", "optimizer", "extra"],  # noqa: B006 (never changed)
         load_contents: list[str] | None = None,
         save_freq: int = 500,
+        save_every_minutes: float | None = None,
         max_to_keep: int | None = None,
         monitor: str | None = None,
         mode: str = "max",
+        load_best_model_at_end: bool = False,
         resume_mode: str = "auto",
         resume_from_path: str | None = None,
+        del_local_ckpt_after_load: bool = False,
+        use_checkpoint_opt_param_scheduler: bool = True,
         save_on_signal: bool = True,
+        save_on_each_node: bool = False,
+        async_save: bool = False,
     ) -> None:
-        _check_saving(save_freq, max_to_keep, monitor, mode)
-        _check_resuming(resume_mode, resume_from_path)
+        checks.check_saving(save_freq, save_every_minutes, max_to_keep)
+        checks.check_best(monitor, mode, load_best_model_at_end)
+        checks.check_resuming(resume_mode, resume_from_path)
+        checks.check_remote(default_hdfs_dir, del_local_ckpt_after_load)
         self.folder = Path(default_local_dir)
-        self.save_contents = _contents("save_contents", save_contents, (*PARTS, "hf_model"))
+        self.remote = None if default_hdfs_dir is None else RemoteFolder(default_hdfs_dir)
+        self.save_contents = checks.contents("save_contents", save_contents, (*PARTS, "hf_model"))
         readable = [part for part in self.save_contents if part != "hf_model"]
         if load_contents is None or list(load_contents) == list(self.save_contents):
             load_contents = readable
-        self.load_contents = _contents("load_contents", load_contents, readable)
-        self.save_freq, self.max_to_keep = save_freq, max_to_keep
-        self.monitor, self.mode = monitor, mode
+        self.load_contents = checks.contents("load_contents", load_contents, readable)
+        self.save_freq, self.save_every_minutes = save_freq, save_every_minutes
+        self.max_to_keep = max_to_keep
+        self.monitor, self.mode, self.load_best_model_at_end = monitor, mode, load_best_model_at_end
         self.resume_mode, self.resume_from_path = resume_mode, resume_from_path
-        self.save_on_signal = save_on_signal
+        self.del_local_ckpt_after_load = del_local_ckpt_after_load
+        self.use_checkpoint_opt_param_scheduler = use_checkpoint_opt_param_scheduler
+        self.save_on_signal, self.save_on_each_node = save_on_signal, save_on_each_node
+        self.async_save = async_save
         self.best: float | None = None
-        self._saved_step = -1
+        self.ended_with_best = False
         self.stopped_by_signal = False
-        self._handler_before: Any = None
+        self._signals = StopSignals()
+        self._lock = FolderLock(self.folder)
+        self._background = Background("checkpoint")
+        self._start: Path | None = None
+        self._saving: Saving | None = None
+        self._saved_step, self._saved_at = -1, 0.0
+        self._dumped: dict[str, Any] = {}
 
     # ---------------------------------------------------------------------------------------- resume
 
@@ -98,39 +145,29 @@ class CheckpointContents(L.Callback):
         Raises:
             ConfigError: `resume_from_path` does not exist or holds no checkpoint.
             DataError: the checkpoint it names is incomplete or damaged.
+            StorageError: the remote folder cannot be read.
         """
-        path = self._resume_path()
-        if path is None:
+        if self.resume_mode == "disable":
+            say("Fresh start (checkpoint.resume_mode=disable).")
             return None
+        if self.resume_from_path is not None:
+            path: Path | None = named(self.resume_from_path, self.folder)
+        else:
+            path = newest(self.folder, self.remote)
+        if path is None:
+            elsewhere = "" if self.remote is None else f" or {self.remote.url}"
+            say(f"Fresh start: no complete checkpoint in {self.folder}{elsewhere}.")
+            return None
+        self._start = path
         step = verify(path)["step"]
         of = "" if total_steps is None else f" of {total_steps}"
         epoch = "" if steps_per_data_epoch is None else f", data epoch {step / steps_per_data_epoch:.2f}"
-        _say(f"Resuming from {path} (step {step}{of}{epoch}).")
+        say(f"Resuming from {path} (step {step}{of}{epoch}).")
         if total_steps is not None and step >= total_steps:
-            _say(
+            say(
                 "This run is finished: no step is left. Raise trainer.max_steps or data.total_epochs to go "
                 "on, or take another run_dir."
             )
-        return path
-
-    def _resume_path(self) -> Path | None:
-        if self.resume_mode == "disable":
-            _say("Fresh start (checkpoint.resume_mode=disable).")
-            return None
-        folder = self.folder
-        if self.resume_from_path is not None:
-            folder = Path(self.resume_from_path)
-            if not folder.exists():
-                raise ConfigError(f"checkpoint.resume_from_path does not exist (found {str(folder)!r}).")
-            if not list_checkpoints(folder):
-                return folder  # a checkpoint itself, or nothing that `verify` will accept
-        path = newest_complete(folder, lambda why: _say(f"Passed over: {why}"))
-        if path is None and self.resume_from_path is not None:
-            raise ConfigError(
-                f"checkpoint.resume_from_path holds no complete checkpoint (found {str(folder)!r})."
-            )
-        if path is None:
-            _say(f"Fresh start: no complete checkpoint in {folder}.")
         return path
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -146,36 +183,77 @@ class CheckpointContents(L.Callback):
                 f"trainer.plugins."
             )
         current.save_contents, current.load_contents = self.save_contents, self.load_contents
-        current.check = lambda manifest, checkpoint: check_fit(manifest, checkpoint, pl_module)
+        current.check = lambda manifest, checkpoint: checks.check_fit(
+            manifest, checkpoint, pl_module, checks.identity(pl_module, trainer)
+        )
         if "model" not in self.load_contents:
             pl_module.strict_loading = False  # the weights are this run's own
+        if stage == TrainerFn.FITTING:
+            checks.check_same_start(trainer, self._start)
+            if self._is_writer(trainer):
+                self._lock.acquire()
 
-    # ---------------------------------------------------------------------------------------- save
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        if not self.use_checkpoint_opt_param_scheduler:
+            checkpoint["lr_schedulers"] = [without_settings(state) for state in checkpoint["lr_schedulers"]]
+        else:
+            checks.check_length_of_schedule(checkpoint["lr_schedulers"], trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        check_registered(pl_module)
-        self._saved_step = trainer.global_step
-        self.stopped_by_signal = False
-        if self.save_on_signal and threading.current_thread() is threading.main_thread():
-            self._handler_before = signal.signal(signal.SIGTERM, self._on_sigterm)
+        checks.check_registered(pl_module)
+        self._saved_step, self._saved_at = trainer.global_step, time.monotonic()
+        self.stopped_by_signal = self.ended_with_best = False
+        if self.save_on_signal:
+            self._signals.install()
+        if self._is_writer(trainer):
+            forget_fetched(self.folder)
+            if self.del_local_ckpt_after_load and self._start is not None:
+                self._free_local(self._start)
+
+    def _free_local(self, folder: Path) -> None:
+        assert self.remote is not None
+        if folder.parent == self.folder and self.remote.manifest(folder.name) is not None:
+            remove_folder(folder)
+            say(f"Removed {folder}; {self.remote.url} has it.")
+
+    # ---------------------------------------------------------------------------------------- save
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         step = trainer.global_step
-        if self.save_on_signal and trainer.strategy.reduce_boolean_decision(
-            self.stopped_by_signal, all=False
-        ):
-            _say(f"SIGTERM: saving step {step} and ending the run.")
-            trainer.should_stop = True
+        self._background.check()
+        self._announce(trainer, pl_module)
+        received = self._signals.received is not None
+        if self.save_on_signal and trainer.strategy.reduce_boolean_decision(received, all=False):
+            self.stopped_by_signal = trainer.should_stop = True
+            say(f"{self._signals.name if received else 'A signal'}: saving step {step} and ending the run.")
         is_due = self.save_freq != -1 and step % self.save_freq == 0
         is_last = trainer.should_stop or trainer.is_last_batch or step == trainer.max_steps
-        if is_due or is_last:
+        if is_due or is_last or self._is_time(trainer):
             self.save(trainer, pl_module)
+
+    def _is_time(self, trainer: L.Trainer) -> bool:
+        """Whether minutes have passed; rank 0's clock decides for all."""
+        if self.save_every_minutes is None:
+            return False
+        age = time.monotonic() - self._saved_at
+        return bool(trainer.strategy.broadcast(age >= 60 * self.save_every_minutes))
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._saved_step != trainer.global_step:
             self.save(trainer, pl_module)
+        with pl_module.clock("save"):  # type: ignore[operator]
+            self._background.wait()
+        self._announce(trainer, pl_module)
+        trainer.strategy.barrier("checkpoints are complete")
+        if self.stopped_by_signal:
+            if trainer.is_global_zero:
+                self._signals.requeue()
+        elif self.load_best_model_at_end:
+            self._load_best(trainer, pl_module)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.monitor is None or trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
@@ -190,114 +268,130 @@ class CheckpointContents(L.Callback):
         if math.isfinite(value) and (self.best is None or sign * value > sign * self.best):
             self.best = value
             contents = [part for part in self.save_contents if part != "extra"]
-            entries = {"monitor": {self.monitor: value}}
-            self._write(trainer, pl_module, self.folder / "best", contents, entries)
+            self._write(trainer, pl_module, self.folder / BEST, contents, {"monitor": {self.monitor: value}})
 
     def save(self, trainer: L.Trainer, pl_module: L.LightningModule) -> Path:
-        """Write the checkpoint of the present step, then remove old ones. On every rank."""
+        """Write the checkpoint of the present step, then remove old ones. On every rank.
+
+        Raises:
+            StorageError: this one, or the one before it that was still on its way, could not be written.
+        """
         path = step_folder(self.folder, trainer.global_step)
         self._write(trainer, pl_module, path, list(self.save_contents), {})
-        self._saved_step = trainer.global_step
-        if self.max_to_keep is not None and trainer.is_global_zero:
-            for old in list_checkpoints(self.folder)[: -self.max_to_keep]:
-                trainer.strategy.remove_checkpoint(old)
+        self._saved_step, self._saved_at = trainer.global_step, time.monotonic()
         return path
 
     def _write(
         self, trainer: L.Trainer, pl_module: Any, path: Path, contents: list[str], entries: dict[str, Any]
     ) -> None:
-        check_registered(pl_module)
-        total = trainer.max_steps if trainer.max_steps != -1 else trainer.num_training_batches
-        absent = tuple(part for part in PARTS if part not in contents)
-        manifest = {
-            **identity(pl_module),
-            "total_steps": int(total) if math.isfinite(total) else None,
-            "left_out": left_out(pl_module, absent),
-            **entries,
-        }
-        options: dict[str, Any] = {"contents": contents, "manifest": manifest}
-        if "hf_model" in contents:
-            options["extra_files"] = lambda folder: write_hf(pl_module, folder / "hf")
+        checks.check_registered(pl_module)
         with pl_module.clock("save"):
+            saving = Saving(path, trainer.global_step)
+            self._background.wait()
+            self._announce(trainer, pl_module)
+            options: dict[str, Any] = {
+                "contents": contents,
+                "manifest": {**checks.facts(pl_module, trainer, contents), **entries},
+                "extra_files": extra_files(pl_module, trainer, contents, copied=self.async_save),
+            }
+            uploads = self.remote is not None and trainer.is_global_zero
+            if self.async_save:
+                options["start"] = lambda write: self._background.start(
+                    lambda: self._finish(saving, uploads, write)
+                )
             trainer.save_checkpoint(path, storage_options=options)
+            if self.save_on_each_node and trainer.local_rank == 0 and not trainer.is_global_zero:
+                trainer.strategy.checkpoint_io.save_checkpoint(self._dumped, path, storage_options=options)
+            self._dumped = {}
+            if self._is_writer(trainer):
+                self._saving = saving
+                if not self.async_save:
+                    self._finish(saving, False)
+                    if uploads:
+                        self._background.start(lambda: self._upload(path))
+        saving.held = time.perf_counter() - saving.begin
+        self._announce(trainer, pl_module)
+
+    def _finish(self, saving: Saving, uploads: bool, write: Any = None) -> None:
+        """Complete a checkpoint, then remove old ones; beside training if it is saved so."""
+        if write is not None:
+            write()
+        saving.bytes = size(saving.folder)
+        saving.complete = time.perf_counter() - saving.begin
+        if self.max_to_keep is not None and saving.folder.name != BEST:
+            for old in list_checkpoints(self.folder)[: -self.max_to_keep]:
+                remove_folder(old)
+        if uploads:
+            self._upload(saving.folder)
+
+    def _upload(self, folder: Path) -> None:
+        assert self.remote is not None
+        self.remote.upload(folder)
+        if self.max_to_keep is not None and folder.name != BEST:
+            for old in self.remote.names()[: -self.max_to_keep]:
+                self.remote.remove(old)
+
+    def _announce(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Log and tell about the checkpoint that has become complete, on the ranks that wrote it."""
+        if self._saving is None or not self._background.is_idle:
+            return
+        saving, self._saving = self._saving, None
+        metrics = {
+            "time/save": saving.held,
+            "time/save_complete": saving.complete,
+            "checkpoint/bytes": float(saving.bytes),
+        }
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, step=max(trainer.global_step - 1, 0))
+        emit(pl_module, "on_checkpoint_saved", folder=saving.folder, step=saving.step)
+
+    def _load_best(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if self.best is None:
+            say("checkpoint.load_best_model_at_end: nothing was validated; the last weights stay.")
+            return
+        checkpoint = FolderCheckpointIO(load_contents=("model",)).load_checkpoint(self.folder / BEST)
+        seconds = dict(pl_module.clock.total)
+        pl_module.on_load_checkpoint(checkpoint)
+        trainer.strategy.load_model_state_dict(checkpoint, strict=True)
+        pl_module.clock.total.update(seconds)
+        self.ended_with_best = True
+        say(
+            f"Ending with the best weights: step {checkpoint['global_step']}, {self.monitor} {self.best:.4g}."
+        )
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         set_mid_run(checkpoint["loops"]["fit_loop"])
+        self._dumped = checkpoint
 
-    def _on_sigterm(self, signum: int, frame: Any) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self.stopped_by_signal = True
+    def _is_writer(self, trainer: L.Trainer) -> bool:
+        return trainer.is_global_zero or (self.save_on_each_node and trainer.local_rank == 0)
+
+    # ---------------------------------------------------------------------------------------- end
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        self._close(exception)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if self._handler_before is not None and signal.getsignal(signal.SIGTERM) == self._on_sigterm:
-            signal.signal(signal.SIGTERM, self._handler_before)
-        self._handler_before = None
+        self._close(None)
+
+    def _close(self, exception: BaseException | None) -> None:
+        """End everything that outlives a step; an error on the way must not hide the one that came first."""
+        try:
+            self._background.close()
+        except Exception as error:
+            if exception is None:
+                raise
+            say(f"Also: {error}")
+        finally:
+            self._signals.restore()
+            self._lock.release()
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.best is None else {"best": self.best}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best = state_dict["best"]
-
-
-def set_mid_run(fit_loop: dict[str, Any]) -> None:
-    """Make a saved loop state that of a step's end in the middle of a run, whenever it was saved.
-
-    A run is one Lightning epoch. Saved in its last step or after its end, Lightning would take a run for
-    ended even when it was stopped early or is given more steps. A run without steps left trains nothing.
-
-    Args:
-        fit_loop: `checkpoint["loops"]["fit_loop"]`, changed in place.
-    """
-    batches, epochs = fit_loop["epoch_loop.batch_progress"], fit_loop["epoch_progress"]
-    batches["is_last_batch"] = False
-    for scope in ("total", "current"):
-        batches[scope]["completed"] = batches[scope]["processed"] - 1
-        epochs[scope]["processed"] = epochs[scope]["completed"] = 0
-    fit_loop["epoch_loop.state_dict"]["_batches_that_stepped"] = batches["total"]["ready"] - 1
-
-
-def write_hf(pl_module: Any, folder: Path) -> None:
-    """The policy and its tokenizer as `from_pretrained` reads them."""
-    from lit_rl.models.roles import save_hf  # brings transformers and peft, and is seldom asked for
-
-    save_hf(pl_module.policy, pl_module.chat.tokenizer, folder)
-
-
-def _contents(key: str, parts: Sequence[str], allowed: Sequence[str]) -> tuple[str, ...]:
-    """The parts, checked against what is allowed."""
-    if isinstance(parts, str) or any(part not in allowed for part in parts):
-        raise ConfigError(f"checkpoint.{key} must be a list out of {list(allowed)} (found {parts!r}).")
-    return tuple(parts)
-
-
-def _check_saving(save_freq: int, max_to_keep: int | None, monitor: str | None, mode: str) -> None:
-    """Ranges and combinations of what is written."""
-    if save_freq != -1 and save_freq < 1:
-        raise ConfigError(
-            f"checkpoint.save_freq must be >= 1, or -1 for only at the end (found {save_freq!r})."
-        )
-    if max_to_keep is not None and max_to_keep < 1:
-        raise ConfigError(f"checkpoint.max_to_keep must be null or >= 1 (found {max_to_keep!r}).")
-    if mode not in ("max", "min"):
-        raise ConfigError(f"checkpoint.mode must be 'max' or 'min' (found {mode!r}).")
-    if mode != "max" and monitor is None:
-        raise ConfigError(f"checkpoint.mode={mode} has no effect without checkpoint.monitor; set it.")
-
-
-def _check_resuming(resume_mode: str, resume_from_path: str | None) -> None:
-    """Values and combinations of where a run starts from."""
-    if resume_mode not in RESUME_MODES:
-        raise ConfigError(f"checkpoint.resume_mode must be one of {RESUME_MODES} (found {resume_mode!r}).")
-    if (resume_mode == "resume_path") != (resume_from_path is not None):
-        raise ConfigError(
-            f"checkpoint.resume_mode=resume_path and checkpoint.resume_from_path come together "
-            f"(found {resume_mode!r} and {resume_from_path!r})."
-        )
-
-
-@rank_zero_only
-def _say(text: str) -> None:
-    print(text, flush=True)

@@ -5,6 +5,7 @@ type checking and help. Payload goes by keyword, on every rank, in callback orde
 Handlers should end in `**payload`, so that payloads can grow.
 """
 
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -93,6 +94,16 @@ class RLCallback(L.Callback):
         Args:
             step: iterations done, this one included.
             metrics: the step's metrics by name, over all ranks.
+        """
+
+    def on_checkpoint_saved(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *, folder: Path, step: int, **payload: Any
+    ) -> None:
+        """A checkpoint is complete, here and in the remote folder if there is one. On ranks that wrote it.
+
+        Args:
+            folder: of the checkpoint.
+            step: iterations done when its contents were taken; training may have gone on.
         """
 
 

@@ -129,6 +129,8 @@ class WarmupDecay(LRScheduler):
         self.base_lrs = list(state_dict.get("base_lrs", self.base_lrs))
         self.start_weight_decays = list(state_dict.get("start_weight_decays", self.start_weight_decays))
         self.settings = dict(state_dict.get("settings", self.settings))
+        for group, decay in zip(self.optimizer.param_groups, self.start_weight_decays, strict=True):
+            group["weight_decay"] = decay
         for group, rate in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
             group["lr"] = rate
         self._last_lr = [group["lr"] for group in self.optimizer.param_groups]

@@ -95,7 +95,11 @@ def fit(
         getattr(callback, "stopped_by_signal", False)
         for callback in trainer.callbacks  # type: ignore[attr-defined]
     )
-    if can_validate and done.trained > done.validated and not is_stopped:
+    has_other_weights = any(
+        getattr(callback, "ended_with_best", False)
+        for callback in trainer.callbacks  # type: ignore[attr-defined]
+    )
+    if can_validate and (done.trained > done.validated or has_other_weights) and not is_stopped:
         trainer.validate(module, datamodule=datamodule, verbose=False)
     return {**metrics, **_numbers(trainer.logged_metrics)}
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from lit_rl import checkpoint as io
 from lit_rl.checkpoint import (
     FolderCheckpointIO,
+    codec,
     decode_tree,
     encode_tree,
     newest_complete,
@@ -45,8 +45,8 @@ def assert_same(a, b):
 
 
 def round_trip(tree, folder: Path):
-    io._write_tree(folder, "tree", tree)
-    return io._read_tree(folder, "tree")
+    codec.write_tree(folder, "tree", *encode_tree(tree))
+    return codec.read_tree(folder, "tree")
 
 
 AWKWARD = {
@@ -214,7 +214,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint_and_nothing_half_written(tmp
     def full_disk(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(io, "save_file", full_disk)
+    monkeypatch.setattr(codec, "save_file", full_disk)
     with pytest.raises(OSError, match="No space left"):
         save(tmp_path, 4)
     assert list(tmp_path.iterdir()) == [old]

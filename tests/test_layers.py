@@ -10,6 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = {
     "lit_rl.functional": 0,
     "lit_rl.batch": 0,
+    "lit_rl.curves": 0,
     "lit_rl.distributed": 0,
     "lit_rl.errors": 0,
     "lit_rl.metrics": 0,
@@ -17,6 +18,7 @@ LAYERS = {
     "lit_rl.seeding": 0,
     "lit_rl.timing": 0,
     "lit_rl.checkpoint": 1,
+    "lit_rl.model_card": 2,
     "lit_rl.data": 1,
     "lit_rl.models": 1,
     "lit_rl.rewards": 1,
@@ -26,6 +28,7 @@ LAYERS = {
     "lit_rl.objectives": 2,
     "lit_rl.algorithms": 3,
     "lit_rl.configuration": 3,
+    "lit_rl.export": 3,
     "lit_rl.tasks": 3,
     "lit_rl.evaluate": 3,
     "lit_rl.rescore": 3,

@@ -44,7 +44,10 @@ GROUPS = (
     ("schedule", ("default",)),
     ("rollout", ("hf", "vllm", "vllm_server")),
     ("checkpoint", ("default",)),
-    ("callbacks", ("default", "reference_sync", "rollout_dump", "teacher_gap", "collapse_alarm")),
+    (
+        "callbacks",
+        ("default", "reference_sync", "rollout_dump", "teacher_gap", "collapse_alarm", "push_to_hub"),
+    ),
     ("logger", ("default", "tensorboard", "csv", "console", "none")),
     ("trainer", ("cpu", "gpu", "ddp")),
 )

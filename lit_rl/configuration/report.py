@@ -4,24 +4,25 @@ import sys
 import traceback
 
 from lit_rl.configuration.launched import rank_in_words
-from lit_rl.errors import ConfigError, DataError
+from lit_rl.errors import ConfigError, DataError, StorageError
 
 MAX_LINES = 15
-TITLES = {ConfigError: "Configuration error", DataError: "Data error"}
+TITLES = {ConfigError: "Configuration error", DataError: "Data error", StorageError: "Storage error"}
+UserError = ConfigError | DataError | StorageError
 
 
-def user_error(error: BaseException | None) -> ConfigError | DataError | None:
-    """The ConfigError or DataError in a chain of causes; None when it is not the user's."""
+def user_error(error: BaseException | None) -> UserError | None:
+    """The error of ours in a chain of causes; None when it is not the user's."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
-        if isinstance(error, (ConfigError, DataError)):
+        if isinstance(error, UserError):
             return error
         seen.add(id(error))
         error = error.__cause__ or error.__context__
     return None
 
 
-def print_user_error(error: ConfigError | DataError, *, full_trace: bool) -> None:
+def print_user_error(error: UserError, *, full_trace: bool) -> None:
     """Write the message to stderr, in at most MAX_LINES lines, with the traceback only if asked for."""
     if full_trace:
         traceback.print_exception(error)

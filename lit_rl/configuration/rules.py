@@ -66,6 +66,7 @@ RULES: list[Rule] = [
     inputs.overlong_prompts,
     inputs.loader_workers,
     run.resuming,
+    run.nodes,
     run.monitoring,
     run.rolling_back,
     run.length_of_run,

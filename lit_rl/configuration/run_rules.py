@@ -26,7 +26,17 @@ def resuming(settings: Settings) -> str | None:
             f"checkpoint.load_contents (found {loaded}) must lie within checkpoint.save_contents "
             f"(found {saved}) and leave out hf_model; take out {', '.join(surplus)}."
         )
+    if mode == "disable":
+        needs = f"checkpoint.resume_mode other than disable (found {mode!r})"
+        return settings.idle(["checkpoint.use_checkpoint_opt_param_scheduler"], needs)
     return None
+
+
+def nodes(settings: Settings) -> str | None:
+    """One writer per node is for runs on several."""
+    if settings["trainer.num_nodes"] > 1:
+        return None
+    return settings.idle(["checkpoint.save_on_each_node"], "trainer.num_nodes > 1 (found 1)")
 
 
 def monitoring(settings: Settings) -> str | None:

@@ -178,7 +178,7 @@ class RowDataModule(L.LightningDataModule):
             order, batch_size=self.train_batch_size, steps=steps, rank=rank(), world_size=ranks
         )
         identity = {
-            "data.train_files": f"{len(order)} rows",
+            "data.train_files": f"{len(order)} rows, {self._opened('train').fingerprint()}",
             "data.train_batch_size": self.train_batch_size,
             "data.shuffle": self.shuffle,
             "data.seed": self.data_seed,

@@ -1,5 +1,6 @@
 """CheckpointContents: periods, contents, what is kept, resume, refusals, signals."""
 
+import csv
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from lit_rl.callbacks.checkpoint_contents import CheckpointContents
+from lit_rl.callbacks.checkpoint_signals import StopSignals
 from lit_rl.checkpoint import FolderCheckpointIO, encode_tree, verify
 from lit_rl.errors import ConfigError, DataError
 
@@ -68,9 +70,8 @@ def test_metrics_go_on_with_the_next_step_number(train, fake_module, tmp_path, s
     logger = L.pytorch.loggers.CSVLogger(tmp_path / "logs")
     folder = tmp_path / "c" / "step_00000002"
     train(fake_module(), [CheckpointContents(str(tmp_path / "d"))], 4, folder, logger=logger)
-    rows = (tmp_path / "logs" / "lightning_logs" / "version_0" / "metrics.csv").read_text().splitlines()
-    index = rows[0].split(",").index("step")
-    assert [row.split(",")[index] for row in rows[1:]] == ["2", "3"]
+    with (tmp_path / "logs" / "lightning_logs" / "version_0" / "metrics.csv").open() as file:
+        assert [row["step"] for row in csv.DictReader(file) if row["train/loss"]] == ["2", "3"]
 
 
 def test_it_runs_after_every_other_callback(train, fake_module, tmp_path):
@@ -296,11 +297,14 @@ def test_saving_fails_while_a_moving_part_is_not_registered(train, fake_module, 
 
 
 def test_hf_model_is_a_folder_inside_the_checkpoint(train, fake_module, tmp_path, monkeypatch):
-    def fake_save(pl_module, folder):
-        folder.mkdir()
-        (folder / "config.json").write_text("{}")
+    def fake_writer(pl_module, *, copied):
+        def fake_save(folder):
+            folder.mkdir()
+            (folder / "config.json").write_text("{}")
 
-    monkeypatch.setattr("lit_rl.callbacks.checkpoint_contents.write_hf", fake_save)
+        return fake_save
+
+    monkeypatch.setattr("lit_rl.callbacks.checkpoint_state.hf_writer", fake_writer)
     contents = ["model", "optimizer", "extra", "hf_model"]
     train(
         fake_module(),
@@ -347,10 +351,10 @@ def test_sigterm_ends_the_run_after_the_step_with_a_checkpoint(train, fake_modul
 
 
 @pytest.mark.field("ckpt/9")
-def test_after_the_first_sigterm_a_second_one_has_its_usual_effect(tmp_path):
+def test_after_the_first_sigterm_a_second_one_has_its_usual_effect():
     before = signal.getsignal(signal.SIGTERM)
     try:
-        CheckpointContents(str(tmp_path))._on_sigterm(signal.SIGTERM, None)
+        StopSignals()._note(signal.SIGTERM, None)
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -245,7 +245,13 @@ def table(folder: Path) -> dict[str, Mutation]:
         "checkpoint.save_contents": to("[model]"),
         "checkpoint.load_contents": to("[model]", "trainer.max_steps=4", resumed=True),
         "checkpoint.save_freq": to(1),
+        "checkpoint.save_every_minutes": to(1e-9),
         "checkpoint.max_to_keep": to(1),
+        "checkpoint.load_best_model_at_end": to(
+            "true", "checkpoint.monitor=val/completion_len", "optim.lr=3e-2", "trainer.val_check_interval=1"
+        ),
+        "checkpoint.default_hdfs_dir": to(folder / "elsewhere"),
+        "checkpoint.use_checkpoint_opt_param_scheduler": to("false", "trainer.max_steps=5", resumed=True),
         "checkpoint.monitor": to("val/accuracy"),
         "checkpoint.mode": to(
             "min", "checkpoint.monitor=val/completion_len", "optim.lr=3e-2", "trainer.val_check_interval=1"

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Source(ROOT / "conf")
 LOGGERS = ("lit_rl", "lightning.pytorch.profilers")
 _NOISE = re.compile(r"Loading weights|it/s|s/it|\d+\.\d+ ?s\b|tokens/s|seconds")
-_TIMES = re.compile(r"time/|per_second|seconds|rss|created|written|sha256|versions")
+_TIMES = re.compile(r"time/|checkpoint/bytes|per_second|seconds|rss|created|written|sha256|versions")
 
 Outcome = dict[str, Any]
 
@@ -166,7 +166,7 @@ def _files(folder: Path) -> dict[str, str]:
     found = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         name = str(path.relative_to(folder))
-        if name == "config.yaml":
+        if path.name in ("config.yaml", ".lock"):
             continue
         if "tfevents" in name:
             name = f"{path.parent.relative_to(folder)}/events"

@@ -45,6 +45,7 @@ NEEDS = {  # what a choice cannot do without
     "algo=sft": ["data=chat_sft", "data.train_files=rows.parquet"],
     "callbacks=teacher_gap": ["algo=sdpo", "callbacks=[default,teacher_gap]"],
     "callbacks=rollout_dump": ["callbacks=[default,rollout_dump]"],
+    "callbacks=push_to_hub": ["callbacks=[default,push_to_hub]"],
     "callbacks=reference_sync": ["callbacks=[default,reference_sync]", "algo.kl.beta=0.1"],
 }
 # Where a yaml file differs from its class on purpose: the presets of an algorithm, and file names.

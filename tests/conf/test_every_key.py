@@ -60,6 +60,7 @@ INFORMATIONAL = {
     "data.filter_overlong_prompts_workers": "the same rows, found by more processes",
     "algo.on_nonfinite": "no gradient of this run is NaN (tests of algorithms)",
     "checkpoint.save_on_signal": "no signal comes (tests of callbacks)",
+    "checkpoint.async_save": "the same files, written beside training (tests of callbacks)",
     "algo.reprompt.remove_thinking_from_demonstration": "no think blocks here (tests of objectives)",
     "callbacks.collapse_alarm.action": "no collapse in three steps (tests of callbacks)",
     "callbacks.collapse_alarm.window": "likewise",
