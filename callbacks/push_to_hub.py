@@ -27,8 +27,8 @@ STRATEGIES = ("end", "every_save", "checkpoint", "all_checkpoints")
 class PushToHub(RLCallback):
     """Uploads after saving: the model with its tokenizer and card at the root of the repository.
 
-    The weights are those of the checkpoint, also when it is saved asynchronously; uploads run beside training,
-    on rank 0. Which hub: `HF_ENDPOINT`. Source: Transformers `push_to_hub`, `hub_strategy`.
+    The weights are those of the checkpoint, also when it is saved asynchronously; uploads run beside
+    training, on rank 0. Which hub: `HF_ENDPOINT`. Source: Transformers `push_to_hub`, `hub_strategy`.
 
     Args:
         run_dir: its last name is the repository's, unless one is given.

@@ -110,15 +110,14 @@ def load_policy_weights(policy: nn.Module, weights: Mapping[str, Tensor]) -> Non
     Raises:
         DataError: a weight is of another model, or one that moved is missing.
     """
-    own = {name: tensor.to(policy.device) for name, tensor in _own(weights).items()}
-    missing, unexpected = policy.load_state_dict(own, strict=False)
+    missing, unexpected = policy.load_state_dict(_own(weights), strict=False)
     frozen = {name for name, p in policy.named_parameters() if not p.requires_grad}
     tied = set(getattr(policy, "_tied_weights_keys", None) or ())
     lost = set(missing) - frozen - tied
     if unexpected or lost:
         raise DataError(
-            f"The checkpoint is of another model: {sorted(unexpected)[:3]} only there, {sorted(lost)[:3]} only "
-            f"in {type(policy).__name__}."
+            f"The checkpoint is of another model: {sorted(unexpected)[:3]} only there, {sorted(lost)[:3]} "
+            f"only in {type(policy).__name__}."
         )
 
 

@@ -20,6 +20,7 @@ LAYERS = {
     "lit_rl.checkpoint": 1,
     "lit_rl.model_card": 2,
     "lit_rl.data": 1,
+    "lit_rl.hub": 1,
     "lit_rl.models": 1,
     "lit_rl.rewards": 1,
     "lit_rl.rollout": 1,

@@ -1,9 +1,9 @@
 """Kill a run in every phase, resume it, compare all bits: `python tests/benchmarks/kills.py`.
 
-A run is stopped by SIGKILL at moments spread evenly over each phase of an iteration, whole or in the middle of
-a write, then resumed with the same command, and compared with a run that nobody killed: weights, moments,
-teacher, schedule, counters, data position, the logged numbers and the completions. Each run is a process of
-its own, forked from one that has imported everything. At the kill the process is proven to be alive and in its
+A run is stopped by SIGKILL at moments spread evenly over each phase of an iteration, in the middle of a write
+too, then resumed with the same command, and compared with a run that nobody killed: weights, moments,
+teacher, schedule, counters, data position, logged numbers and completions. Each run is a process of its own, forked from
+one that has imported everything. At the kill the process is proven to be alive and in its
 phase: it has announced the place and waits there. Prints a Markdown table, which `callbacks/README.md` holds.
 """
 
@@ -80,7 +80,6 @@ def run(folder: Path, overrides: Sequence[str], point: dict[str, Any] | None = N
             words += [f"+callbacks.kill_point.{name}={value}" for name, value in given.items()]
         sys.argv[1:] = words
         import train
-
         from lit_rl.configuration.compose import Source
         from lit_rl.configuration.job import checked
 
