@@ -137,7 +137,7 @@ def _write(target: Path, pieces: Any, files: Callable[[Path], None], entries: di
             write_manifest(folder, entries)
     except (OSError, SafetensorError) as error:
         raise StorageError(
-            f"The checkpoint {target} could not be written: {error}. Nothing of it is left and earlier ones are "
-            "as they were; make room, or set checkpoint.default_local_dir to another folder, and start the same "
-            "command again."
+            f"The checkpoint {target} could not be written: {error}. Nothing of it is left and earlier ones "
+            "are as they were; make room, or set checkpoint.default_local_dir to another folder, and start "
+            "the same command again."
         ) from error
