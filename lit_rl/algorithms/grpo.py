@@ -80,6 +80,11 @@ class GRPO(RLModule):
                 "algo.advantage.adv_estimator must not be 'none' where the policy loss counts: it would "
                 "learn nothing; 'none' is for algo.distillation.distillation_weight 1.0."
             )
+        if estimator == "gae":
+            raise ConfigError(
+                "algo.advantage.adv_estimator 'gae' needs a critic, which only algo=ppo has; take that, or "
+                "an estimator without one."
+            )
         if self.num_generations < 2 and self.advantage.is_group_relative:
             raise ConfigError(
                 f"algo.num_generations must be >= 2 for algo.advantage.adv_estimator={estimator!r} (found "
@@ -130,13 +135,20 @@ class GRPO(RLModule):
 
     def assign_credit(self, rollout: RolloutBatch) -> None:
         """Advantages first, from the rows as they were sampled; then what the engine's mismatch rejects."""
+        self.credit_(rollout)
+        if self.rollout_correction.rollout_is:
+            self.correct_(rollout)
+
+    def credit_(self, rollout: RolloutBatch) -> None:
+        """Fill in the advantages. Collective."""
+        rollout.advantages = self.advantage(self.scored_rows(rollout), self.num_generations)
+
+    def scored_rows(self, rollout: RolloutBatch) -> ScoredRows:
+        """What credit is computed from, a KL in the reward included. Collective."""
         assert rollout.rewards is not None and rollout.completion_len is not None
         assert rollout.completion_mask is not None
         penalty = self.reward_penalty(rollout)
-        rows = ScoredRows(rollout.rewards, rollout.completion_len, rollout.completion_mask, penalty)
-        rollout.advantages = self.advantage(rows, self.num_generations)
-        if self.rollout_correction.rollout_is:
-            self.correct_(rollout)
+        return ScoredRows(rollout.rewards, rollout.completion_len, rollout.completion_mask, penalty)
 
     def reward_penalty(self, rollout: RolloutBatch) -> Tensor:
         """(B, T): what is subtracted from the reward of each token, KL times its weight. Collective.

@@ -10,6 +10,8 @@
 | `rollout/reward_std` | mean over groups of the standard deviation in the group |
 | `rollout/zero_variance_frac` | groups of equal rewards / groups |
 | `rollout/all_right_frac`, `rollout/all_wrong_frac` | groups of right, or of wrong, rows only / groups |
+| `train/value_mean`, `train/return_mean` | mean over tokens of the critic's values, of their targets |
+| `train/explained_variance` | 1 - variance of (return - value) / variance of returns; 0 if these are equal |
 | `rollout_is/kl` | mean over tokens of k3 of KL(engine, trainer), the policy that generated |
 | `rollout_is/touched_frac` | tokens whose weight is bounded or that are rejected / tokens |
 | `rollout_is/effective_sample_frac` | (sum of weights)^2 / sum of squares / tokens; tokens that still count |
@@ -25,6 +27,7 @@ from lit_rl.batch import RolloutBatch
 from lit_rl.distributed import all_sum_, world_size
 from lit_rl.functional.importance import Correction
 from lit_rl.functional.kl import k3
+from lit_rl.functional.masking import masked_sum
 from lit_rl.metrics import MetricSums
 
 RIGHT = 1.0 - 1e-6
@@ -52,8 +55,9 @@ def add_reward_metrics(sums: MetricSums, rollout: RolloutBatch) -> None:
     groups = rollout.rewards.view(-1, rollout.num_generations)
     low, high = groups.nan_to_num(torch.inf).amin(1), groups.nan_to_num(-torch.inf).amax(1)
     count = len(groups)
-    sums.add("rollout/reward_std", group_std(groups).sum(), count)
-    sums.add("rollout/zero_variance_frac", (high - low <= FLAT).sum(), count)
+    if rollout.num_generations > 1:  # a group of one has no spread, and nobody looks for it
+        sums.add("rollout/reward_std", group_std(groups).sum(), count)
+        sums.add("rollout/zero_variance_frac", (high - low <= FLAT).sum(), count)
     sums.add("rollout/all_right_frac", (low >= RIGHT).sum(), count)
     sums.add("rollout/all_wrong_frac", (high < RIGHT).sum(), count)
 
@@ -68,6 +72,27 @@ def group_std(groups: Tensor) -> Tensor:
     mean = groups.nanmean(1, keepdim=True)
     squares = (groups - mean).square().nansum(1)
     return (squares / (count - 1).clamp(min=1)).sqrt()
+
+
+def add_value_metrics(sums: MetricSums, values: Tensor, returns: Tensor, mask: Tensor) -> None:
+    """How well the critic foresaw the returns, before the step's first update. Collective.
+
+    Args:
+        sums: where they go.
+        values: (B, T) of this rank's rows.
+        returns: (B, T).
+        mask: (B, T) bool.
+    """
+    sums.add("train/value_mean", masked_sum(values, mask), mask.sum())
+    sums.add("train/return_mean", masked_sum(returns, mask), mask.sum())
+    kept = [part[mask].double() for part in (returns, returns - values)]
+    moments = [torch.stack([part.sum(), part.square().sum()]) for part in kept]
+    count = mask.sum().double()
+    total = all_sum_(torch.cat([*moments, count[None]]))
+    count = total[4].clamp(min=1)
+    spread, missed = (total[i + 1] / count - (total[i] / count) ** 2 for i in (0, 2))
+    explained = torch.where(spread > FLAT, 1 - missed / spread.clamp(min=FLAT), torch.zeros_like(spread))
+    sums.add("train/explained_variance", explained)
 
 
 def add_correction_metrics(

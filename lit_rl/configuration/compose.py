@@ -19,7 +19,7 @@ from lit_rl.configuration.hydra_errors import as_config_error
 from lit_rl.configuration.tree import leaves, link
 
 FOREIGN = ("optim", "trainer")
-OVERLAYS = ("experiment", "debug", "preset", "preset@_global_")  # set keys, have none of their own
+OVERLAYS = ("experiment", "debug", "preset", "preset@_global_", "critic")  # set keys, have none of their own
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,8 @@ def _resolved(config: DictConfig, name: str) -> Any:
 def _with_links(raw: Any, resolved: Any) -> Any:
     if isinstance(raw, dict) and isinstance(resolved, dict):
         return {name: _with_links(raw[name], resolved[name]) for name in raw}
-    return raw if link(raw) is not None and isinstance(resolved, dict) else resolved
+    is_node = isinstance(resolved, dict) and "_target_" in resolved
+    return raw if link(raw) is not None and is_node else resolved
 
 
 def _choices_alone(overrides: Sequence[str], choices: dict[str, str]) -> list[str]:

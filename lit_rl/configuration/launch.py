@@ -57,8 +57,9 @@ def help_page(conf: Path) -> str:
     defaults: dict[str, Any] = {}
     for entry in config["defaults"]:
         defaults.update(entry if isinstance(entry, dict) else {})
+    chosen_by_others = ("preset", "critic")
     folders = sorted(
-        path.name for path in conf.iterdir() if any(path.glob("*.yaml")) and path.name != "preset"
+        path.name for path in conf.iterdir() if any(path.glob("*.yaml")) and path.name not in chosen_by_others
     )
     lines = []
     for group in dict.fromkeys([*(name for name in defaults if name in folders), *folders]):

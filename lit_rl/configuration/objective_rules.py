@@ -6,7 +6,7 @@ from lit_rl.objectives.advantage import GROUP_RELATIVE
 ESTIMATOR = "algo.advantage.adv_estimator"
 SCALED = ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 WITH_EPSILON = ("grpo", "grpo_passk", "rloo")
-DISCOUNTED = ("reinforce_plus_plus", "reward")
+DISCOUNTED = ("gae", "reinforce_plus_plus", "reward")
 WEIGHT = "algo.distillation.distillation_weight"
 IN_REWARD = "algo.kl.use_kl_in_reward"
 CORRECTION = "algo.rollout_correction"

@@ -36,6 +36,7 @@ GROUPS = (
             "rloo",
             "reinforce_plus_plus",
             "reinforce_plus_plus_baseline",
+            "ppo",
             "sft",
         ),
     ),
@@ -117,7 +118,17 @@ def _group_rows(source: Source, group: str, choices: tuple[str, ...]) -> dict[st
         key = NODE_OF.get(group, group)
         node = at(_alone(source, f"{group}/{choice}"), key) or {}
         _collect(rows, node, key, choice, comments)
+        if group == "algo":
+            _add_critic_optim(source, rows, choice)
     return rows
+
+
+def _add_critic_optim(source: Source, rows: dict[str, Row], choice: str) -> None:
+    """Keys that an algorithm takes from conf/critic, one file for each choice of `optim`."""
+    comments = _comments(source.folder / "optim")
+    for path in sorted((source.folder / "critic").glob(f"{choice}_*.yaml")):
+        node = at(_alone(source, f"critic/{path.stem}"), "algo.critic.optim")
+        _collect(rows, node, "algo.critic.optim", choice, comments)
 
 
 def _collect(

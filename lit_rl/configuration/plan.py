@@ -102,7 +102,17 @@ def _copies(settings: Settings) -> str:
         kind = settings["algo.teacher.teacher_model_kind"]
         words = {"ema": "an averaged copy in float32", "live": "the policy itself, no copy", "base": shared}
         copies.append(f"teacher ({words.get(kind, kind)})")
+    if "algo.critic" in settings:
+        copies.append(_critic(settings))
     return ", ".join(copies)
+
+
+def _critic(settings: Settings) -> str:
+    model, first = settings["algo.critic.model"], settings["algo.critic.critic_warmup"]
+    rank = (model.get("lora") or {}).get("lora_rank", 0)
+    trained = f"adapters of rank {rank} and the value head trained" if rank else "all weights trained"
+    alone = f", alone in the first {first} steps" if first else ""
+    return f"critic ({model['path']}, {trained}{alone})"
 
 
 def _files(settings: Settings) -> str:

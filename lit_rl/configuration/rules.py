@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from lit_rl.configuration import algorithm_rules as algorithm
 from lit_rl.configuration import batch_rules as batch
+from lit_rl.configuration import critic_rules as critic
 from lit_rl.configuration import input_rules as inputs
 from lit_rl.configuration import objective_rules as objective
 from lit_rl.configuration import rollout_rules as rollout
@@ -50,6 +51,9 @@ RULES: list[Rule] = [
     objective.reference,
     objective.correction_off,
     objective.correction_on,
+    critic.estimator_with_critic,
+    critic.micro_batch_of_critic,
+    critic.critic_like_policy,
     sdpo.policy_term_off,
     sdpo.distillation_off,
     sdpo.teacher_kind,

@@ -10,6 +10,7 @@ from torch import Tensor
 from lit_rl.distributed import gather_rows
 from lit_rl.errors import ConfigError
 from lit_rl.functional import advantages as estimators
+from lit_rl.functional.masking import masked_whiten
 
 
 class ScoredRows(NamedTuple):
@@ -46,13 +47,15 @@ class Advantage:
             its margin; "rloo" takes the mean of the others as baseline; "opo" the mean weighted by length;
             "gpg" centres and scales by completions / completions of non-zero reward; "reinforce_plus_plus"
             whitens returns over the tokens of the whole batch, "reinforce_plus_plus_baseline" rewards
-            centred in their group; "reward" is the discounted return itself; "none" computes nothing, for a
-            loss without a policy term.
+            centred in their group; "reward" is the discounted return itself; "gae" is generalised advantage
+            estimation against a critic, whitened over the tokens of the whole batch; "none" computes nothing,
+            for a loss without a policy term.
         scale_rewards: what the centred reward is divided by: the standard deviation of its "group" (true), of
             the whole "batch", or "none" (false). The reinforce_plus_plus pair has a scale of its own, that
             of the whole batch's tokens, unless this is none.
         std_epsilon: added to that deviation; grpo, grpo_passk and rloo.
-        gamma: discount per token, in [0, 1]; reinforce_plus_plus and reward.
+        gamma: discount per token, in [0, 1]; gae, reinforce_plus_plus and reward.
+        lam: gae: trade-off in [0, 1], 0 = one step ahead of the critic, 1 = the whole rest.
 
     Raises:
         ConfigError: a value is out of range.
@@ -61,6 +64,7 @@ class Advantage:
     key: ClassVar[str] = "algo.advantage"
 
     adv_estimator: Literal[
+        "gae",
         "grpo",
         "grpo_passk",
         "rloo",
@@ -74,12 +78,15 @@ class Advantage:
     scale_rewards: Literal["group", "batch", "none", True, False] = "group"
     std_epsilon: float = 1e-6
     gamma: float = 1.0
+    lam: float = 1.0
 
     def __post_init__(self) -> None:
+        known = (GAE, *ESTIMATORS)
         checks = [
-            ("adv_estimator", self.adv_estimator in ESTIMATORS, f"must be one of {', '.join(ESTIMATORS)}"),
+            ("adv_estimator", self.adv_estimator in known, f"must be one of {', '.join(known)}"),
             ("std_epsilon", self.std_epsilon >= 0, "must be >= 0"),
             ("gamma", 0 <= self.gamma <= 1, "must be in [0, 1]"),
+            ("lam", 0 <= self.lam <= 1, "must be in [0, 1]"),
         ]
         for name, is_legal, rule in checks:
             if not is_legal:
@@ -114,6 +121,20 @@ class Advantage:
         everything, own = gather_rows(*rows)
         advantages = estimator(ScoredRows(*everything), num_generations, self)[own]
         return advantages if advantages.dim() == 1 else advantages[:, : rows.mask.shape[1]]
+
+    def gae(self, rows: ScoredRows, values: Tensor) -> estimators.Credit:
+        """Advantages and returns of this rank's tokens against a critic. Collective: whitens over all ranks.
+
+        Args:
+            rows: of this rank.
+            values: (B, T) what the critic expects before each token.
+        """
+        credit = estimators.gae(
+            rows.token_rewards(), values, rows.mask, gamma=self.gamma, lam=self.lam, whiten=False
+        )
+        (advantages, mask), own = gather_rows(credit.advantages, rows.mask)
+        whitened = masked_whiten(advantages, mask)[own, : rows.mask.shape[1]]
+        return estimators.Credit(whitened, credit.returns)
 
 
 def _grpo(rows: ScoredRows, num_generations: int, own: Advantage) -> Tensor:
@@ -156,6 +177,7 @@ def _none(rows: ScoredRows, num_generations: int, own: Advantage) -> Tensor:
     return torch.zeros_like(rows.rewards)
 
 
+GAE = "gae"  # the one that needs a critic, and a call of its own
 ESTIMATORS: dict[str, Callable[[ScoredRows, int, Advantage], Tensor]] = {
     "grpo": _grpo,
     "grpo_passk": _grpo_passk,

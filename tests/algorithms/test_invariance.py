@@ -1,15 +1,20 @@
 """A step's gradient does not depend on how its rows are cut, padded or ordered."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
+from conftest import constant_rate
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from lit_rl.algorithms.base import RLModule
 from lit_rl.algorithms.grpo import GRPO
+from lit_rl.algorithms.ppo import PPO
 from lit_rl.algorithms.sdpo import SDPO
 from lit_rl.algorithms.sft import SFT
 from lit_rl.batch import RolloutBatch
+from lit_rl.models.critic import ValueModel
 from lit_rl.objectives.advantage import ESTIMATORS, Advantage
 from lit_rl.objectives.batch_plan import BatchPlan
 from lit_rl.objectives.covariance_losses import ClipCov, KLCov
@@ -18,6 +23,7 @@ from lit_rl.objectives.kl import KL, KLControl
 from lit_rl.objectives.policy import GPG, ClippedSurrogate, PolicyLoss
 from lit_rl.objectives.ratio_losses import CISPO, SAPO, GeoMean
 from lit_rl.objectives.rollout_correction import RolloutCorrection
+from lit_rl.objectives.value import Critic
 from lit_rl.rollout.sampling import Sampling
 
 SAMPLING = Sampling(max_completion_length=6, temperature=0.7)
@@ -73,6 +79,41 @@ def sdpo(
     return build
 
 
+def ppo(loss: PolicyLoss | None = None, **more: object) -> Callable[..., RLModule]:
+    """Two passes, so that ratio and values move."""
+
+    def build(**base: object) -> RLModule:
+        settings = {
+            "critic": critic(),
+            "advantage": Advantage(adv_estimator="gae", gamma=0.9, lam=0.8),
+            "policy_loss": loss or ClippedSurrogate(entropy_coeff=0.01),
+            "sampling": SAMPLING,
+            "num_generations": 4,
+            "num_iterations": 2,
+        }
+        return PPO(**{**settings, **more, **base})  # type: ignore[arg-type]
+
+    return build
+
+
+def critic() -> Critic:
+    """A value model of its own, with a head that is not zero."""
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=128,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        initializer_range=0.2,
+        pad_token_id=0,
+    )
+    model = ValueModel(LlamaForCausalLM(config).double())
+    torch.nn.init.normal_(model.head.weight)
+    rate = partial(torch.optim.SGD, lr=0.1)
+    return Critic(model=model, optim=rate, schedule=constant_rate, max_grad_norm=0.0, cliprange_value=0.05)
+
+
 CASES = {
     "sft": lambda **base: SFT(**base),
     "grpo": grpo("grpo"),
@@ -122,6 +163,15 @@ CASES = {
         rollout_correction=corrected(rollout_is_level="geometric", rollout_is_veto_threshold=0.5),
     ),
     "sdpo_corrected": sdpo(0.5, corrected(rollout_is_mode="mask")),
+    "ppo": ppo(),
+    **{
+        f"ppo_{kind}": ppo(ClippedSurrogate(loss_type=kind))
+        for kind in ("grpo", "dr_grpo", "seq_mean_token_sum")
+    },
+    "ppo_kl": ppo(kl=KL(beta=0.1)),
+    "kl_in_reward_ppo": ppo(kl=KL(use_kl_in_reward=True, kl_ctrl=KLControl(kl_coef=0.5))),
+    "ppo_masked": ppo(rollout_correction=corrected(rollout_is_mode="mask")),
+    "ppo_clip_cov": ppo(ClipCov(cov_low=0.0, cov_ratio=0.3)),
 }
 
 
@@ -139,7 +189,8 @@ def weights_after(
         policy = tiny_policy(dtype=torch.float64)
         module = build(policy=policy, batch=plan, max_grad_norm=0.0, **plain_sgd)
         train(module, [batch] * steps)
-        return [p.detach().clone() for p in policy.parameters()]
+        networks = [policy, *([module.critic] if isinstance(module, PPO) else [])]
+        return [p.detach().clone() for network in networks for p in network.parameters()]
 
     return run
 
@@ -163,7 +214,7 @@ def test_micro_batches_give_the_full_batch_gradient(
         assert_equal(whole, weights_after(CASES[name], with_prompts(), plan, steps))
 
 
-@pytest.mark.parametrize("name", ["grpo", "sft", "sdpo_sampled"])
+@pytest.mark.parametrize("name", ["grpo", "sft", "sdpo_sampled", "ppo"])
 def test_padding_is_never_read(name: str, weights_after: Callable, with_prompts: Callable) -> None:
     whole = weights_after(CASES[name], with_prompts(), cut(5))
     batch = with_prompts()

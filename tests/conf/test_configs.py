@@ -57,7 +57,10 @@ ON_PURPOSE = {
     "algo.policy_loss.loss_type": "averages as the paper of the algorithm does",
     "algo.policy_loss.epsilon_high": "dapo: clip-higher",
     "algo.policy_loss.importance_sampling_level": "gspo: its definition",
-    "algo.advantage.adv_estimator": "rloo, reinforce_plus_plus: their definition",
+    "algo.advantage.adv_estimator": "rloo, reinforce_plus_plus, ppo: their definition",
+    "algo.num_generations": "ppo: verl's document",
+    "algo.batch.optimizer_batch_size": "ppo: verl's document",
+    "algo.sampling.max_completion_length": "ppo: verl's document",
     "algo.advantage.scale_rewards": "as the paper of the algorithm does",
     "algo.mask_truncated_completions": "dapo: cut completions are left out",
     "algo.kl.beta": "grpo: TRL's GRPO document",
@@ -80,6 +83,7 @@ OUR_OWN = {  # keys beyond the specification, and why
     "algo.policy_loss.cov_low": "clip_cov: settings of its paper",
     "algo.policy_loss.cov_high": "clip_cov: settings of its paper",
     "algo.policy_loss.kl_coef": "kl_cov: settings of its paper",
+    "algo.critic.max_grad_norm": "ppo: the critic's gradient is capped by itself",
 }
 
 
@@ -168,6 +172,7 @@ def test_defaults_in_yaml_are_those_of_the_class(group: str, choice: str) -> Non
 def test_every_argument_of_our_classes_has_its_key() -> None:
     """A key that is missing in yaml could only be set with a plus sign."""
     built_elsewhere = {"optimizer", "scheduler", "policy", "total_steps", "root_dir", "run_dir", "save_dir"}
+    built_elsewhere.add("optim")  # of the critic: conf/critic
     missing = []
     for group, choice in [(g, c) for g, c in EVERY if g in (*GROUPS, "algo")]:
         for key, node in nodes(alone(group, choice)):
@@ -175,6 +180,17 @@ def test_every_argument_of_our_classes_has_its_key() -> None:
             given = {*node, *built_elsewhere, *(WITHOUT_ROLLOUTS if choice == "sft" else ())}
             missing += [joined(key, name) for name in names if name not in given]
     assert sorted(set(missing) - {"logger.csv.flush_logs_every_n_steps"}) == []
+
+
+@pytest.mark.parametrize("optim", choices("optim"))
+def test_every_key_of_model_optim_and_schedule_is_the_critic_s_too(optim: str) -> None:
+    """And follows the policy's."""
+    tree = compose(SOURCE, ["algo=ppo", f"optim={optim}"]).raw
+    for name in ("model", "optim", "schedule"):
+        own = tree["algo"]["critic"][name]
+        following = {key: value for key, value in leaves(own) if value != f"${{{name}.{key}}}"}
+        assert dict(leaves(own)).keys() == dict(leaves(tree[name])).keys()
+        assert following.keys() <= {"lr"}, "but for the rate of the embedded run"
 
 
 def test_the_page_is_up_to_date() -> None:
@@ -207,7 +223,9 @@ def test_every_key_of_ours_is_a_key_of_the_specification(shared_folder: Path) ->
     listed |= {
         f"rollout.val_kwargs.{key.rsplit('.', 1)[1]}" for key in listed if key.startswith("algo.sampling.")
     }
-    open_nodes = ("optim.", "logger.", "reward.reward_funcs.", "rollout.engine.")
+    mirrored = ("model.", "schedule.")
+    listed |= {f"algo.critic.{key}" for key in listed if key.startswith(mirrored)}
+    open_nodes = ("optim.", "logger.", "reward.reward_funcs.", "rollout.engine.", "algo.critic.optim.")
     unknown = [
         key for key in page.keys(SOURCE) if key not in listed | fixed and not key.startswith(open_nodes)
     ]

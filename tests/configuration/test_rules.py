@@ -76,6 +76,8 @@ CASES = [
         ["algo.kl.kl_ctrl.horizon", "algo.kl.kl_ctrl.type"],
     ),
     ("algo.advantage.gamma=0.9", ["algo.advantage.gamma", "algo.advantage.adv_estimator"]),
+    ("algo.advantage.lam=0.9", ["algo.advantage.lam", "algo.advantage.adv_estimator"]),
+    ("algo.advantage.adv_estimator=gae", ["algo.advantage.adv_estimator", "'gae'", "algo=ppo"]),
     (
         "algo.advantage.adv_estimator=opo algo.advantage.scale_rewards=none",
         ["algo.advantage.scale_rewards", "algo.advantage.adv_estimator"],
@@ -234,6 +236,35 @@ SDPO_CASES = [
         ["data.remove_unused_columns", "algo.reprompt.include_environment_feedback"],
     ),
 ]
+PPO_CASES = [
+    ("algo.advantage.adv_estimator=gpg", ["algo.advantage.adv_estimator", "'gae'", "algo=grpo"]),
+    ("algo.advantage.scale_rewards=none", ["algo.advantage.scale_rewards", "algo.advantage.adv_estimator"]),
+    ("algo.critic.micro_batch_size=200", ["algo.critic.micro_batch_size", "128"]),
+    ("algo.critic.critic_warmup=-1", ["algo.critic.critic_warmup", ">= 0"]),
+    ("algo.critic.cliprange_value=0", ["algo.critic.cliprange_value", "null or > 0"]),
+    ("algo.critic.value_loss_coef=0", ["algo.critic.value_loss_coef", "> 0"]),
+    ("algo.critic.optim.lr=-1", ["algo.critic.optim", "-1"]),
+    ("algo.critic.schedule.num_cycles=2", ["algo.critic.schedule.num_cycles", "lr_scheduler_type"]),
+    (
+        "algo.critic.schedule.lr_warmup_init=0.1",
+        ["algo.critic.schedule.lr_warmup_init", "algo.critic.schedule.lr_warmup_steps"],
+    ),
+    (
+        "algo.critic.model.lora.lora_alpha=3",
+        ["algo.critic.model.lora.lora_alpha", "algo.critic.model.lora.lora_rank"],
+    ),
+    (
+        'algo.critic.model.gradient_checkpointing_kwargs={"use_reentrant":true}',
+        ["algo.critic.model.gradient_checkpointing_kwargs", "algo.critic.model.gradient_checkpointing"],
+    ),
+    ('algo.critic.model.model_init_kwargs={"dtype":1}', ["algo.critic.model.model_init_kwargs.dtype"]),
+    ("algo.critic.model.attn_implementation=flash_attention_2", ["algo.critic.model.attn_implementation"]),
+    (
+        "schedule.lr_scheduler_type=linear schedule.min_lr=1e-7 schedule.min_lr_ratio=0.1",
+        ["schedule.min_lr", "schedule.min_lr_ratio"],
+    ),
+    ("algo.kl.beta=0.1 algo.kl.use_kl_in_reward=true", ["algo.kl.beta", "algo.kl.use_kl_in_reward"]),
+]
 
 
 @pytest.mark.field("cfg/1")
@@ -242,7 +273,8 @@ SDPO_CASES = [
 @pytest.mark.field("num/10")
 @pytest.mark.parametrize(
     ("line", "parts"), [(f"algo=grpo {line}", parts) for line, parts in CASES]
-    + [(f"algo=sdpo {line}", parts) for line, parts in SDPO_CASES],
+    + [(f"algo=sdpo {line}", parts) for line, parts in SDPO_CASES]
+    + [(f"algo=ppo {line}", parts) for line, parts in PPO_CASES],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_a_breach_is_refused_and_names_every_key(refusal, line: str, parts: list[str]) -> None:
@@ -288,6 +320,12 @@ def test_a_breach_is_refused_and_names_every_key(refusal, line: str, parts: list
         "algo.distillation.distillation_add_tail=true algo.distillation.distillation_alpha=0.5",
         "algo=sdpo algo.distillation.distillation_weight=0",
         "algo=sft data=chat_sft data.train_files=x.parquet",
+        "algo=ppo algo.advantage.lam=0.95 algo.advantage.gamma=0.99 algo.num_generations=2",
+        "algo=ppo algo.critic.optim.lr=1e-5 algo.critic.critic_warmup=10 algo.kl.use_kl_in_reward=true "
+        "algo.kl.kl_ctrl.type=adaptive",
+        "algo=ppo model.lora.lora_rank=4 model.lora.lora_alpha=8 algo.critic.model.lora=null",
+        "algo=ppo optim=sgd algo.critic.optim.momentum=0.9",
+        "algo=ppo algo.critic.schedule.lr_scheduler_type=cosine algo.critic.schedule.num_cycles=2",
     ],
 )
 def test_a_legal_combination_is_not_refused(accepted, line: str) -> None:
