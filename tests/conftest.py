@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from lit_rl.batch import RolloutBatch, length_mask
 
-VOCABULARY = 128
+VOCABULARY = 103  # as the embedded tokenizer has
 
 
 @pytest.fixture(autouse=True)

@@ -31,6 +31,7 @@ PROMPTS: dict[str, Callable[[Question], str]] = {
     "both": lambda q: reprompt(q.text, solution=q.answer, remark=feedback(q.slip, q.answer)),
 }
 ACCEPTED = {"plain": (0.2, 0.6), "neither": (0.1, 0.6), "solution": (0.95, 1.0), "feedback": (0.75, 1.0)}
+NO_BETTER = 0.03  # how far chance may put a template with nothing in it above the plain question
 """Range of greedy and of sampled accuracy on the validation questions, by what the prompt holds."""
 
 
@@ -111,6 +112,11 @@ def report(folder: str) -> dict[str, Any]:
         for kind, (low, high) in ACCEPTED.items()
         for value in table["val"][kind]
         if not low <= value <= high
+    ]
+    misses += [
+        f"neither {neither} is better than plain {plain}"
+        for neither, plain in zip(table["val"]["neither"], table["val"]["plain"], strict=True)
+        if neither > plain + NO_BETTER
     ]
     if num_hard < 30:
         misses.append(f"{num_hard} hard questions are fewer than 30")

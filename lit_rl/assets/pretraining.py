@@ -1,16 +1,19 @@
-"""The chats the embedded model is pre-trained on, in the order they are learnt.
+"""The chats the embedded model is pre-trained on, in the order they are learnt, in two stages.
 
 A step is `PLAIN_ROWS` plain turns and `CONTEXT_ROWS` turns whose prompt holds a solution, feedback, both
 or neither in SDPO's default templates. A plain turn is answered by the slip at its skill's rate, a turn
 with a solution or feedback always rightly: the model can do the task but mostly does not, and knows better
-when told. In the first `CLEAN_SHARE` of the steps there are no slips, so that the arithmetic is learnt
-from clean data.
+when told. In the first `clean_share` of a stage's steps there are no slips, so that the arithmetic is
+learnt from clean data. The first stage is nearly all of it; after it, a template with nothing in it still
+makes right answers more likely, as its wording mostly stood beside help. The second stage, short, has such
+templates in most of its turns with context, so that the content and not the wording helps.
 """
 
 import random
 import string
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,12 +23,35 @@ from lit_rl.objectives.reprompt import Reprompt
 from lit_rl.rewards.arithmetic import feedback
 from lit_rl.seeding import derived_seed
 
-STEPS, PLAIN_ROWS, CONTEXT_ROWS = 2400, 96, 48
+PLAIN_ROWS, CONTEXT_ROWS = 96, 32
 ROWS_PER_STEP = PLAIN_ROWS + CONTEXT_ROWS
-CLEAN_SHARE = 0.5
 SKILL_SHARES = {"add": 0.375, "sub": 0.375, "hard": 0.25}
 SLIP_RATES = {"add": 0.70, "sub": 0.75, "hard": 0.985}
-CONTEXT_SHARES = {"solution": 0.37, "feedback": 0.33, "both": 0.16, "neither": 0.14}
+
+
+class Stage(NamedTuple):
+    """A supervised run of its own.
+
+    Attributes:
+        name: keeps its draws apart.
+        steps: optimizer steps.
+        lr: peak learning rate.
+        clean_share: of its steps, at the start, without slips.
+        contexts: shares of the kinds of turns with context.
+    """
+
+    name: str
+    steps: int
+    lr: float
+    clean_share: float
+    contexts: dict[str, float]
+
+
+LEARN = Stage(
+    "pretraining", 2400, 1.2e-3, 0.5, {"solution": 0.37, "feedback": 0.33, "both": 0.16, "neither": 0.14}
+)
+BALANCE = Stage("balance", 400, 4e-4, 0.0, {"solution": 0.12, "feedback": 0.12, "both": 0.06, "neither": 0.7})
+STAGES = (LEARN, BALANCE)
 
 _SCHEMA = pa.schema([("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())])))])
 
@@ -47,32 +73,33 @@ def reprompt(question: str, *, solution: str | None = None, remark: str | None =
     )
 
 
-def turns(steps: int = STEPS, seed: int = SEED) -> Iterator[tuple[str, str]]:
+def turns(stage: Stage, seed: int = SEED) -> Iterator[tuple[str, str]]:
     """User and assistant text of every row, `ROWS_PER_STEP` for each step, in order.
 
     Args:
-        steps: optimizer steps of the run.
+        stage: which.
         seed: of every draw.
     """
-    rng = random.Random(derived_seed(seed, "arithmetic", "pretraining"))
+    rng = random.Random(derived_seed(seed, "arithmetic", stage.name))
     kept_out = {q for name in ("val", "hard") for q in splits(seed)[name]}
     pools = {skill: [q for q in questions(skill) if q not in kept_out] for skill in SKILL_SHARES}
-    for step in range(steps):
-        has_slips = step >= CLEAN_SHARE * steps
+    for step in range(stage.steps):
+        has_slips = step >= stage.clean_share * stage.steps
         for place in range(ROWS_PER_STEP):
             skill = rng.choices(list(SKILL_SHARES), list(SKILL_SHARES.values()))[0]
             question = rng.choice(pools[skill])
             is_plain = place < PLAIN_ROWS
-            yield (
-                _plain_turn(rng, question, has_slips) if is_plain else _context_turn(rng, question, has_slips)
-            )
+            if is_plain:
+                yield _plain_turn(rng, question, has_slips)
+            else:
+                yield _context_turn(rng, question, has_slips, stage.contexts)
 
 
-def write_chats(path: Path, steps: int = STEPS, seed: int = SEED) -> None:
+def write_chats(path: Path, stage: Stage, seed: int = SEED) -> None:
     """Write `turns` as a parquet file with a `messages` column."""
     chats = [
         {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]}
-        for asked, answered in turns(steps, seed)
+        for asked, answered in turns(stage, seed)
     ]
     pq.write_table(pa.Table.from_pylist(chats, schema=_SCHEMA), path)
 
@@ -82,8 +109,10 @@ def _plain_turn(rng: random.Random, question: Question, has_slips: bool) -> tupl
     return question.text, question.slip if slips else question.answer
 
 
-def _context_turn(rng: random.Random, question: Question, has_slips: bool) -> tuple[str, str]:
-    kind = rng.choices(list(CONTEXT_SHARES), list(CONTEXT_SHARES.values()))[0]
+def _context_turn(
+    rng: random.Random, question: Question, has_slips: bool, shares: dict[str, float]
+) -> tuple[str, str]:
+    kind = rng.choices(list(shares), list(shares.values()))[0]
     if kind == "neither":
         return reprompt(question.text), _plain_turn(rng, question, has_slips)[1]
     solution = question.answer if kind in ("solution", "both") else None

@@ -1,8 +1,7 @@
 """Shape and tokenizer of the embedded model, a Llama with 1.1 million parameters.
 
-The vocabulary holds single characters and, so that a teacher's prompt stays short, the words that SDPO's
-default templates and the arithmetic feedback are made of. Any printable ASCII text can be written; other
-characters become `<unk>`. `<|end|>` ends a turn and a completion; padding has an id of its own.
+The vocabulary holds single characters: any printable ASCII text can be written, other characters become
+`<unk>`. `<|end|>` ends a turn and a completion; padding has an id of its own.
 """
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -10,11 +9,6 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = ["<pad>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>", "<unk>"]
 CHARACTERS = ["\n", "\t", *(chr(code) for code in range(32, 127))]
-WORDS = [
-    *("Correct", " solution", "The", " following", " is", " feedback", " from", " your", " unsuccessful"),
-    *(" earlier", " attempt", "Correctly", " solve", " the", " original", " question"),
-    *(" not", " number", " last", " digit", " wrong", " too", " low", " high"),
-]
 
 CHAT_TEMPLATE = (
     "{%- for message in messages %}"
@@ -28,11 +22,10 @@ CHAT_TEMPLATE = (
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer with its chat template, 128 entries."""
-    vocabulary = [*SPECIAL_TOKENS, *CHARACTERS, "\n\n", *WORDS]
+    """The tokenizer with its chat template, 103 entries."""
+    vocabulary = [*SPECIAL_TOKENS, *CHARACTERS]
     core = Tokenizer(models.WordLevel({token: i for i, token in enumerate(vocabulary)}, unk_token="<unk>"))
-    pieces = rf"(?:{'|'.join(WORDS)})(?![A-Za-z])|\n\n|[\s\S]"
-    core.pre_tokenizer = pre_tokenizers.Split(Regex(pieces), behavior="isolated")
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     core.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
@@ -54,7 +47,7 @@ def model_config() -> LlamaConfig:
     much later.
     """
     return LlamaConfig(
-        vocab_size=len(SPECIAL_TOKENS) + len(CHARACTERS) + 1 + len(WORDS),
+        vocab_size=len(SPECIAL_TOKENS) + len(CHARACTERS),
         hidden_size=192,
         intermediate_size=384,
         num_hidden_layers=3,

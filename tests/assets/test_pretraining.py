@@ -5,14 +5,33 @@ import pytest
 
 from lit_rl.assets import pretraining
 from lit_rl.assets.arithmetic import Question, splits
-from lit_rl.assets.pretraining import CLEAN_SHARE, PLAIN_ROWS, ROWS_PER_STEP, reprompt, turns, write_chats
+from lit_rl.assets.pretraining import (
+    BALANCE,
+    LEARN,
+    PLAIN_ROWS,
+    ROWS_PER_STEP,
+    STAGES,
+    Stage,
+    reprompt,
+    turns,
+    write_chats,
+)
 
 STEPS = 20
 
 
+def short(stage: Stage, steps: int = STEPS) -> Stage:
+    return stage._replace(steps=steps)
+
+
+@pytest.fixture(scope="module", params=STAGES, ids=lambda stage: stage.name)
+def stage(request: pytest.FixtureRequest) -> Stage:
+    return short(request.param)
+
+
 @pytest.fixture(scope="module")
-def rows() -> list[tuple[str, str]]:
-    return list(turns(STEPS))
+def rows(stage: Stage) -> list[tuple[str, str]]:
+    return list(turns(stage))
 
 
 def asked(text: str) -> Question:
@@ -35,8 +54,8 @@ def test_validation_and_discovery_questions_are_never_seen(rows) -> None:
     assert not kept_out & {asked(text) for text, _ in rows}
 
 
-def test_there_are_no_slips_in_the_clean_part_and_many_after_it(rows) -> None:
-    first = int(CLEAN_SHARE * STEPS) * ROWS_PER_STEP
+def test_there_are_no_slips_in_the_clean_part_and_many_after_it(rows, stage: Stage) -> None:
+    first = int(stage.clean_share * STEPS) * ROWS_PER_STEP
     wrong = [answer != asked(text).answer for text, answer in rows]
     assert not any(wrong[:first])
     assert sum(wrong[first:]) > 0.2 * len(wrong[first:])
@@ -49,10 +68,17 @@ def test_an_answer_is_right_or_the_slip_and_right_wherever_the_prompt_helps(rows
         assert answer in ({question.answer} if helps else {question.answer, question.slip})
 
 
-def test_the_same_rows_come_again_and_a_longer_run_only_moves_the_slips(rows) -> None:
-    assert list(islice(turns(STEPS), 500)) == rows[:500]
-    first = int(CLEAN_SHARE * STEPS) * ROWS_PER_STEP
-    assert list(islice(turns(2 * STEPS), first)) == rows[:first]
+def test_the_same_rows_come_again_and_a_longer_run_only_moves_the_slips(rows, stage: Stage) -> None:
+    assert list(islice(turns(stage), 500)) == rows[:500]
+    first = int(stage.clean_share * STEPS) * ROWS_PER_STEP
+    assert list(islice(turns(short(stage, 2 * STEPS)), first)) == rows[:first]
+
+
+def test_the_stages_draw_differently_and_the_second_has_more_templates_with_nothing_in_them() -> None:
+    drawn = [list(turns(short(stage))) for stage in (LEARN, BALANCE)]
+    assert drawn[0][:20] != drawn[1][:20]
+    empty = [sum("=?\n\nCorrectly" in text for text, _ in rows) for rows in drawn]
+    assert empty[1] > 2 * empty[0]
 
 
 def test_a_reprompt_is_sdpos_default_template() -> None:
@@ -66,7 +92,7 @@ def test_a_reprompt_is_sdpos_default_template() -> None:
 
 def test_the_file_holds_chats_in_order(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(pretraining, "ROWS_PER_STEP", 4)
-    write_chats(tmp_path / "chats.parquet", steps=2)
+    write_chats(tmp_path / "chats.parquet", short(LEARN, 2))
     chats = pq.read_table(tmp_path / "chats.parquet")["messages"].to_pylist()
-    assert [(chat[0]["content"], chat[1]["content"]) for chat in chats] == list(turns(2))
+    assert [(chat[0]["content"], chat[1]["content"]) for chat in chats] == list(turns(short(LEARN, 2)))
     assert [message["role"] for message in chats[0]] == ["user", "assistant"]

@@ -8,7 +8,7 @@ from lit_rl.assets import tiny_model
 from lit_rl.assets.arithmetic import splits
 from lit_rl.assets.build import train_command
 from lit_rl.assets.measure import FOLDER, HARD_RANGE, answers, hard_questions, load, report
-from lit_rl.assets.pretraining import reprompt
+from lit_rl.assets.pretraining import BALANCE, reprompt
 
 TINY = FOLDER / "tiny"
 
@@ -31,11 +31,10 @@ def test_every_printable_text_survives_the_tokenizer(tiny) -> None:
     assert tokenizer.encode("é") == [tokenizer.unk_token_id]
 
 
-def test_words_of_the_templates_are_single_tokens_and_other_words_are_spelt(tiny) -> None:
+def test_every_character_is_a_token(tiny) -> None:
     _, tokenizer = tiny
-    assert len(tokenizer.encode(" feedback from your unsuccessful earlier attempt")) == 6
-    assert len(tokenizer.encode(" attempts")) == len(" attempts")
-    assert tokenizer.convert_ids_to_tokens(tokenizer.encode("Correctly")) == ["Correctly"]
+    text = "Correctly solve\n\n47+38=?"
+    assert tokenizer.convert_ids_to_tokens(tokenizer.encode(text)) == list(text)
 
 
 def test_a_chat_is_roles_contents_and_ends_and_the_end_is_not_the_padding(tiny) -> None:
@@ -109,7 +108,7 @@ def test_the_assets_stay_small() -> None:
 
 
 def test_the_build_runs_the_projects_own_training_in_order(tmp_path) -> None:
-    command = train_command(tmp_path, steps=7)
+    command = train_command(tmp_path, BALANCE._replace(steps=7), tmp_path / "initial")
     assert command[1:4] == ["train.py", "algo=sft", "data=chat_sft"]
     assert {"data.shuffle=false", "trainer.max_steps=7", "checkpoint.save_contents=[model,hf_model]"} <= set(
         command

@@ -105,7 +105,7 @@ def test_an_over_long_reprompt_keeps_question_and_instruction(chat: Chat) -> Non
 
 
 def test_the_solution_is_cut_before_the_feedback(chat: Chat) -> None:
-    reprompt = Reprompt(max_reprompt_len=110, include_environment_feedback=True)
+    reprompt = Reprompt(max_reprompt_len=220, include_environment_feedback=True)
     shown = text(chat, reprompt.prompt_ids(chat, QUESTION, "9" * 100, "75 is too low."))
     assert "75 is too low." in shown and "9" * 100 not in shown
 
