@@ -5,13 +5,16 @@ The names below are loaded when they are first used, so that `import lit_rl` imp
 
 _WHERE = {
     "GRPO": "lit_rl.algorithms.grpo",
+    "PPO": "lit_rl.algorithms.ppo",
     "SDPO": "lit_rl.algorithms.sdpo",
     "SFT": "lit_rl.algorithms.sft",
+    "Critic": "lit_rl.objectives.value",
     "PromptDataModule": "lit_rl.data.prompts",
     "SFTDataModule": "lit_rl.data.sft",
     "Reward": "lit_rl.rewards.reward",
     "RewardSum": "lit_rl.rewards.base",
     "Sampling": "lit_rl.rollout.sampling",
+    "load_critic": "lit_rl.models.critic",
     "load_policy": "lit_rl.models.load",
 }
 __all__ = [*_WHERE]

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_rl.algorithms.arguments import optimizer_of
 from lit_rl.algorithms.grpo import GRPO
 from lit_rl.algorithms.reporting import add_value_metrics
 from lit_rl.algorithms.updates import Network, as_list
@@ -22,7 +23,6 @@ from lit_rl.batch import RolloutBatch
 from lit_rl.errors import ConfigError
 from lit_rl.functional.masking import Totals
 from lit_rl.models.critic import vocabulary_size
-from lit_rl.models.parameters import decay_groups
 from lit_rl.models.score import Rows
 from lit_rl.objectives.advantage import Advantage
 from lit_rl.objectives.batch_plan import BatchPlan
@@ -134,7 +134,7 @@ class PPO(GRPO):
 
     def configure_optimizers(self) -> Any:
         """The policy's optimizer and schedule, then the critic's."""
-        own = self.scheduled(self.value.optim(decay_groups(self.critic)), self.value.schedule)
+        own = self.scheduled(optimizer_of(self.value.optim, self.critic), self.value.schedule)
         return [super().configure_optimizers(), own]
 
 

@@ -58,7 +58,7 @@ def vocabulary_size(model: nn.Module) -> int:
     return base_of(getattr(model, "backbone", model)).get_input_embeddings().weight.shape[0]
 
 
-@functools.wraps(load_policy)
+@functools.wraps(load_policy, assigned=("__doc__", "__annotations__"))
 def load_critic(*arguments: Any, **settings: Any) -> nn.Module:
     """`load_policy` with a value head, and messages that name the critic's keys."""
     try:

@@ -1,11 +1,14 @@
 """Critic: the model that estimates what is still to be earned, and how it is trained."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from lit_rl.errors import ConfigError
 from lit_rl.functional.policy_loss import is_value_clipped, value_loss
@@ -20,8 +23,8 @@ class Critic:
 
     Args:
         model: with a value head; a second `model`, each key the policy's unless set.
-        optim: a second `optim`, likewise.
-        schedule: a second `schedule`, likewise.
+        optim: a second `optim`, likewise; in Python, null is AdamW at 5e-5.
+        schedule: a second `schedule`, likewise; in Python, null is `WarmupDecay`.
         critic_warmup: first steps that train only the critic. The schedules of both count them.
         micro_batch_size: the critic's rows per forward and backward on one device; null is one joint backward
             with the policy.
@@ -37,8 +40,8 @@ class Critic:
     key: ClassVar[str] = "algo.critic"
 
     model: nn.Module
-    optim: OptimizerCallable
-    schedule: LRSchedulerCallable
+    optim: OptimizerCallable | None = None
+    schedule: Callable[[Optimizer, int], LRScheduler] | None = None
     critic_warmup: int = 0
     micro_batch_size: int | None = None
     max_grad_norm: float = 1.0
