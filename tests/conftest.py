@@ -1,5 +1,6 @@
 """Shared parts of the tests: the embedded model and tokenizer, rows, and a trainer without extras."""
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from lit_rl.batch import RolloutBatch, length_mask
 
 VOCABULARY = 103  # as the embedded tokenizer has
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of runs that a test starts beside another test
 
 
 @pytest.fixture(autouse=True)
