@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tiny_parts import scored_rows, tiny_policy
+from transformers import LlamaForCausalLM
 
-from lit_rl.batch import RolloutBatch, length_mask
-
-VOCABULARY = 103  # as the embedded tokenizer has
+from lit_rl.batch import RolloutBatch
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of runs that a test starts beside another test
@@ -22,58 +21,16 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture
-def tiny_policy() -> Callable[..., LlamaForCausalLM]:
+@pytest.fixture(name="tiny_policy")
+def _tiny_policy() -> Callable[..., LlamaForCausalLM]:
     """A function that builds a seeded two-layer Llama."""
-
-    def build(seed: int = 0, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
-        torch.manual_seed(seed)
-        config = LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            max_position_embeddings=256,
-            initializer_range=0.2,
-            tie_word_embeddings=True,
-            pad_token_id=0,
-            eos_token_id=1,
-            bos_token_id=None,
-        )
-        return LlamaForCausalLM(config).to(dtype)
-
-    return build
+    return tiny_policy
 
 
 @pytest.fixture
 def make_batch() -> Callable[..., RolloutBatch]:
     """A function that makes scored rows, ragged by default: P prompts, G completions each."""
-
-    def build(
-        P: int = 3, G: int = 4, S: int = 7, T: int = 6, seed: int = 0, ragged: bool = True
-    ) -> RolloutBatch:
-        generator = torch.Generator().manual_seed(seed)
-
-        def draw(low: int, high: int, shape: tuple[int, ...]) -> torch.Tensor:
-            return torch.randint(low, high, shape, generator=generator)
-
-        prompt_len = draw(2, S + 1, (P,)) if ragged else torch.full((P,), S)
-        prompts = RolloutBatch(
-            prompt_ids=draw(6, VOCABULARY, (P, S)), prompt_len=prompt_len, prompt_row=torch.arange(P)
-        )
-        batch = prompts.repeat(G)
-        B = P * G
-        batch.completion_ids = draw(6, VOCABULARY, (B, T))
-        batch.completion_len = draw(1, T + 1, (B,)) if ragged else torch.full((B,), T)
-        batch.completion_mask = length_mask(batch.completion_len, T)
-        batch.finish_reason = ["stop"] * B
-        batch.rewards = draw(0, 2, (B,)).float()
-        batch.rewards_per_func = batch.rewards[:, None]
-        return batch
-
-    return build
+    return scored_rows
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from lit_rl.errors import ConfigError
 from lit_rl.functional.masking import Totals, totals_of
 from lit_rl.hooks import emit
 from lit_rl.metrics import MetricSums
+from lit_rl.models.parameters import logps_dtype
 from lit_rl.models.roles import Role
 from lit_rl.models.score import Rows, TokenScores, check_head, score
 from lit_rl.objectives.batch_plan import BatchPlan
@@ -214,7 +215,7 @@ class RLModule(L.LightningModule):
     def logps(self, model: nn.Module, rollout: RolloutBatch) -> Tensor:
         """(B, T) log-probabilities without gradient, in score micro-batches."""
         assert rollout.completion_ids is not None
-        out = torch.zeros(rollout.completion_ids.shape, dtype=torch.float32, device=self.device)
+        out = torch.zeros(rollout.completion_ids.shape, dtype=logps_dtype(model), device=self.device)
         for index in self.batch.score_batches(rollout):
             out[index] = self.score(model, rollout.select(index)).logps.to(out.dtype)
         return out

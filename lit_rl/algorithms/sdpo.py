@@ -19,6 +19,7 @@ from lit_rl.batch import RolloutBatch, length_mask, padded
 from lit_rl.functional.distillation import sampled_token_loss
 from lit_rl.functional.masking import Totals
 from lit_rl.hooks import emit
+from lit_rl.models.parameters import logps_dtype
 from lit_rl.models.score import Rows, completion_hidden, head_of, score
 from lit_rl.objectives.distillation import Distillation
 from lit_rl.objectives.reprompt import Reprompt
@@ -274,7 +275,7 @@ class SDPO(GRPO):
         """(B, T) log-probabilities under the teacher with its own prompt, 0 in rows that have no teacher."""
         assert self.teacher is not None and rollout.completion_ids is not None
         assert rollout.self_distillation_mask is not None
-        out = torch.zeros(rollout.completion_ids.shape, dtype=torch.float32, device=self.device)
+        out = torch.zeros(rollout.completion_ids.shape, dtype=logps_dtype(self.policy), device=self.device)
         index = rollout.self_distillation_mask.nonzero().flatten()
         taught = rollout.select(index)
         with self.clock("teacher"), self.teacher.model() as model:

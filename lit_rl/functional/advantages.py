@@ -161,7 +161,8 @@ def grpo_passk(rewards: Tensor, *, scale: str = "group", std_epsilon: float = 1e
     values = torch.where(known, promoted(rewards), torch.full_like(promoted(rewards), -torch.inf))
     best, second = values.topk(2, dim=-1).values.split(1, dim=-1)
     margin = torch.where(second.isinf(), torch.zeros_like(best), best - second)
-    winner = torch.nn.functional.one_hot(values.argmax(-1), values.shape[-1]).bool() & known
+    columns = torch.arange(values.shape[-1], device=values.device)
+    winner = (columns == values.argmax(-1, keepdim=True)) & known
     credit = torch.where(winner, margin, torch.zeros_like(values))
     return _scaled(credit, rewards, scale=scale, std_epsilon=std_epsilon)
 

@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+import torch
 from torch import nn
 
 from lit_rl.errors import ConfigError
@@ -57,3 +58,8 @@ def freeze_routers_(policy: nn.Module) -> None:
         )
     for parameter in routers:
         parameter.requires_grad_(False)
+
+
+def logps_dtype(model: nn.Module) -> torch.dtype:
+    """Of the log-probabilities that a model gives: float32, or float64 where its parameters are."""
+    return torch.promote_types(next(model.parameters()).dtype, torch.float32)
