@@ -140,8 +140,7 @@ def test_two_processes_give_the_gradient_of_one(tmp_path: Path, chat: Chat) -> N
         port = free.getsockname()[1]
     pair = mp.spawn(one_of_two, (port, str(tmp_path)), nprocs=2, join=False)  # type: ignore[no-untyped-call]
     alone = {
-        name: gradient(case, stored_rows(), cut(12), chat)
-        for name, case in {**CASES, **CONTROLS}.items()
+        name: gradient(case, stored_rows(), cut(12), chat) for name, case in {**CASES, **CONTROLS}.items()
     }
     while not pair.join():
         pass
