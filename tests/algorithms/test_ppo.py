@@ -217,7 +217,7 @@ def test_a_critic_with_another_vocabulary_is_refused(
 ) -> None:
     other = critic()
     other.model.backbone.set_input_embeddings(torch.nn.Embedding(64, 32))
-    with pytest.raises(ConfigError, match=r"algo\.critic\.model\.path .* 128 tokens \(found 64\)"):
+    with pytest.raises(ConfigError, match=r"algo\.critic\.model\.path .* 103 tokens \(found 64\)"):
         ppo(critic=other)
 
 
