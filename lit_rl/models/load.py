@@ -10,6 +10,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 
 from lit_rl.errors import ConfigError
+from lit_rl.models.kernels import DROPOUT_NAMES, Kernels
 from lit_rl.models.lora import LoRA, with_adapters, with_trained_adapter
 from lit_rl.models.parameters import freeze_routers_, trainable_parameters
 from lit_rl.models.settings import CONFIG_DEDICATED, DTYPES, check_names, check_settings
@@ -30,6 +31,7 @@ def load_policy(
     gradient_checkpointing: bool = False,
     gradient_checkpointing_kwargs: dict[str, Any] | None = None,
     lora: LoRA | None = None,
+    kernels: Kernels | None = None,
 ) -> nn.Module:
     """A causal language model ready to train: a Hugging Face model, or a PEFT model around one.
 
@@ -50,6 +52,7 @@ def load_policy(
         gradient_checkpointing: recompute activations in the backward pass.
         gradient_checkpointing_kwargs: arguments of torch.utils.checkpoint; use_reentrant is false unless set.
         lora: adapters; null or rank 0 trains all weights.
+        kernels: how forward passes are computed.
 
     Raises:
         ConfigError: a setting cannot work, or the model cannot be found or read.
@@ -93,6 +96,7 @@ def load_policy(
     if gradient_checkpointing:
         _checkpoint_gradients_(model, gradient_checkpointing_kwargs or {})
     trainable_parameters(model)
+    (kernels or Kernels()).apply_(model)
     return model.train()
 
 
@@ -226,7 +230,7 @@ def _zero_configured_dropout_(config: PreTrainedConfig) -> None:
     for name, value in list(vars(config).items()):
         if isinstance(value, PreTrainedConfig):
             _zero_configured_dropout_(value)
-        elif isinstance(value, float) and any(word in name for word in ("dropout", "pdrop", "layerdrop")):
+        elif isinstance(value, float) and any(word in name for word in DROPOUT_NAMES):
             setattr(config, name, 0.0)
 
 

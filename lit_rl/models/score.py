@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from lit_rl.batch import length_mask
 from lit_rl.errors import ConfigError
 from lit_rl.functional.logps import Head, logits, token_logps
+from lit_rl.models.flat_attention import flat_pass, shares_prefixes
+from lit_rl.models.shared_prefix import flat_rows
 from lit_rl.models.weights import base_of, effective_weight
 
 
@@ -92,6 +94,11 @@ def completion_hidden(model: nn.Module, rows: Rows) -> Tensor:
         weight = head_of(model).weight
         return weight.new_zeros(0, weight.shape[1])
     body = _body(model)
+    flat = flat_rows(*rows) if shares_prefixes(model) else None
+    if flat is not None:
+        with flat_pass(flat) as inputs:
+            hidden = body(**inputs, use_cache=False, return_dict=True).last_hidden_state
+        return hidden[0].index_select(0, flat.predicts)
     hidden = body(input_ids=_left_edged(rows, width), use_cache=False, return_dict=True).last_hidden_state
     steps = torch.arange(rows.completion_ids.shape[1], device=hidden.device)
     is_token = steps < rows.completion_len[:, None]  # (B, T)

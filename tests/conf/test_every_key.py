@@ -70,6 +70,7 @@ INFORMATIONAL = {
     "reward.reward_manager": "the same rewards, by processes (tests of rewards)",
     "reward.num_workers": "the same rewards, by more processes (tests of rewards)",
     "reward.timeout": "no call of this run takes long (tests of rewards)",
+    "model.kernels.share_prefix": "speed and memory only (tests/models/test_shared_prefix.py)",
     "logger.csv.root_dir": "the folder of the run",
     "data.loader.pin_memory": "only where there is a CUDA device",
     "reward.reward_funcs.by_source.sources": "no row has another source (tests of rewards)",

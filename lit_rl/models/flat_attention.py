@@ -1,0 +1,158 @@
+"""Attention over flat rows, as attention functions of transformers that wrap its own.
+
+`share_prefixes_` switches a model over. A pass inside `flat_pass(rows)` attends along the rows' layout; every
+other pass is what it was. Masks are evaluated from the architecture's own mask functions at the tokens'
+positions in their rows, so windows and chunks are followed; what cannot be followed is found out by comparing
+with the plain form on a few tokens, and such a model stays as it was.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
+
+from lit_rl.models.shared_prefix import FlatRows
+from lit_rl.models.weights import base_of
+
+_PREFIX = "lit_rl_"
+_MASKS: dict[str, Callable[..., Any]] = {"sdpa": sdpa_mask, "eager": eager_mask}
+_running: ContextVar[FlatRows | None] = ContextVar("flat rows of the pass that runs", default=None)
+
+
+def shares_prefixes(model: nn.Module) -> bool:
+    """Whether the model can run flat rows."""
+    return str(_implementation(model)).startswith(_PREFIX)
+
+
+@contextmanager
+def flat_pass(rows: FlatRows) -> Iterator[dict[str, Any]]:
+    """Run the model on these rows inside: yields the inputs that it takes.
+
+    Layers keep the layout with their mask, so that gradient checkpointing may run them again later.
+    """
+    token = _running.set(rows)
+    try:
+        # With a mask given, transformers does not search the positions for packed sequences of its own.
+        yield {
+            "input_ids": rows.ids,
+            "position_ids": rows.positions,
+            "attention_mask": torch.ones_like(rows.ids),
+        }
+    finally:
+        _running.reset(token)
+
+
+def set_flat_attention_(model: nn.Module, is_on: bool) -> None:
+    """Wrap the model's attention function, or unwrap it.
+
+    Raises:
+        ValueError: its attention is neither sdpa nor eager.
+    """
+    own = str(_implementation(model)).removeprefix(_PREFIX)
+    if own not in _MASKS:
+        raise ValueError(f"attention {own!r} takes no mask of this kind")
+    base_of(model).set_attn_implementation(_PREFIX + own if is_on else own)
+
+
+def _implementation(model: nn.Module) -> Any:
+    return base_of(model).config.get_text_config()._attn_implementation
+
+
+@dataclass(frozen=True, eq=False)
+class _FlatMask:
+    """What stands in for the attention mask: the layout, and which keys each place sees.
+
+    Attributes:
+        rows: the layout.
+        prompts: (1, 1, S, S), or None for plain causal attention.
+        bundles: (K, 1, Q, S + Q): a bundle's keys are its prompt and then itself.
+    """
+
+    rows: FlatRows
+    prompts: Tensor | None
+    bundles: Tensor
+
+
+def _mask(name: str) -> Callable[..., Any]:
+    own = _MASKS[name]
+
+    def mask(*args: Any, mask_function: Callable = causal_mask_function, **kwargs: Any) -> Any:
+        rows = _running.get()
+        if rows is None:
+            return own(*args, mask_function=mask_function, **kwargs)
+        if kwargs.get("use_vmap"):
+            raise NotImplementedError("a mask that is no function of positions")
+        device = rows.ids.device
+        steps = torch.arange(rows.prompts.token.shape[1], device=device)
+        zero = torch.zeros((), dtype=torch.long, device=device)
+        prompts = mask_function(zero, zero, steps[:, None], steps).expand(len(steps), -1)[None, None]
+        bundles = _bundle_mask(rows, mask_function, zero)
+        if name == "eager":
+            return _FlatMask(rows, *(_additive(seen, kwargs["dtype"]) for seen in (prompts, bundles)))
+        return _FlatMask(rows, None if mask_function is causal_mask_function else prompts, bundles)
+
+    return mask
+
+
+def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(
+        ~seen, torch.finfo(dtype).min
+    )
+
+
+def _bundle_mask(rows: FlatRows, mask_function: Callable, zero: Tensor) -> Tensor:
+    """(K, 1, Q, S + Q) bool."""
+    width = rows.prompts.token.shape[1]
+    steps = torch.arange(width, device=zero.device).expand(len(rows.bundle_prompt), -1)  # (K, S)
+    queries, keys = rows.bundle_position, torch.cat([steps, rows.bundle_position], 1)
+    seen = mask_function(zero, zero, queries[:, :, None], keys[:, None])  # (K, Q, S + Q)
+    of_prompt = steps < rows.prompt_len[rows.bundle_prompt, None]
+    of_row = rows.bundle_row[:, :, None] == rows.bundle_row[:, None]
+    seen = seen & torch.cat([of_prompt[:, None].expand(-1, queries.shape[1], -1), of_row], 2)
+    seen[:, :, 0] |= ~rows.bundles.is_token  # padding must see something, or it is NaN
+    return seen[:, None]
+
+
+def _attention(name: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    def attention(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        own = AttentionInterface().get(name) or sys.modules[type(module).__module__].eager_attention_forward
+        if not isinstance(attention_mask, _FlatMask):
+            if _running.get() is not None:
+                raise NotImplementedError("attention without the mask that was made for it")
+            return own(module, query, key, value, attention_mask, **kwargs)
+        return _flat(own, module, (query, key, value), attention_mask, kwargs), None
+
+    return attention
+
+
+def _flat(
+    own: Callable[..., Any], module: nn.Module, states: tuple[Tensor, ...], mask: _FlatMask, kwargs: dict
+) -> Tensor:
+    """(1, N, heads, dim): the model's attention on prompts, then on bundles."""
+    rows = mask.rows
+    flat = [x[0].transpose(0, 1) for x in states]  # (N, heads, dim) each
+    query, key, value = (rows.prompts.spread(x).transpose(1, 2) for x in flat)  # (P, heads, S, dim)
+    out = rows.prompts.collected(own(module, query, key, value, mask.prompts, **kwargs)[0])
+    if rows.bundles.size:
+        queries, *inner = (rows.bundles.spread(x).transpose(1, 2) for x in flat)  # (K, heads, Q, dim)
+        keys, values = (
+            torch.cat([of_prompt.index_select(0, rows.bundle_prompt), of_rows], 2)
+            for of_prompt, of_rows in zip((key, value), inner, strict=True)
+        )
+        answers = own(module, queries, keys, values, mask.bundles, **kwargs)[0]
+        out = torch.cat([out, rows.bundles.collected(answers)])
+    return out[None]
+
+
+for _name in _MASKS:
+    AttentionInterface.register(_PREFIX + _name, _attention(_name))
+    AttentionMaskInterface.register(_PREFIX + _name, _mask(_name))
