@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import constant_rate
+from stored_rollouts import constant_rate
 
 from lit_rl.algorithms.grpo import GRPO
 from lit_rl.algorithms.ppo import PPO
