@@ -6,6 +6,7 @@ Composes the configuration, checks it, builds its parts, fits. What happens in a
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import hydra
 from omegaconf import DictConfig
@@ -32,12 +33,13 @@ def run(job: Job) -> dict[str, float]:
     )
     datamodule = built(tree["data"])
     reward = {"reward": built(tree["reward"])} if "reward" in tree["algo"] else {}
-    trainer = built_trainer(
-        tree["trainer"],
-        callbacks=built_all(tree["callbacks"]),
-        logger=built_all(tree["logger"]),
-        default_root_dir=tree["run_dir"],
-    )
+    callbacks, loggers = built_all(tree["callbacks"]), built_all(tree["logger"])
+
+    def new_trainer(max_steps: int) -> Any:
+        node = {**tree["trainer"], "max_steps": max_steps}
+        return built_trainer(node, callbacks=callbacks, logger=loggers, default_root_dir=tree["run_dir"])
+
+    trainer = new_trainer(tree["trainer"]["max_steps"])
     rows = datamodule.num_rows()
     total_steps = datamodule.total_steps(tree["trainer"]["max_steps"])
     if process_rank() == 0:
@@ -46,6 +48,17 @@ def run(job: Job) -> dict[str, float]:
         return {}
     module = built(tree["algo"], **reward, policy=built(tree["model"]))
     with job.started():
+        if tree["task"] == "search":
+            from lit_rl.callbacks.test_time_search import search
+
+            return search(
+                new_trainer,
+                module,
+                datamodule,
+                folder=job.folder,
+                seed=tree["seed"],
+                settings={"fingerprint": job.fingerprint("callbacks.test_time_search.num_seeds")},
+            )
         return tasks.run(
             tree["task"],
             trainer,

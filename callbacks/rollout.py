@@ -212,6 +212,7 @@ class RolloutGeneration(L.Callback):
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":
             self.engine.close()
+            self._is_bound = False
 
     @staticmethod
     def _progress(trainer: L.Trainer) -> Any:

@@ -6,7 +6,7 @@ import lightning as L
 
 from lit_rl.algorithms.sdpo import SDPO
 from lit_rl.batch import RolloutBatch
-from lit_rl.callbacks.rollout import RolloutGeneration
+from lit_rl.callbacks.answers import answered
 from lit_rl.distributed import gather_objects
 from lit_rl.errors import ConfigError
 from lit_rl.hooks import RLCallback
@@ -132,30 +132,3 @@ def prompt_accuracies(
         groups.setdefault(group, []).append(right)
     rows = rollout.prompt_row[:: rollout.num_generations].tolist()
     return {rows[g]: (float(student[g]), sum(right) / len(right)) for g, right in groups.items()}
-
-
-def answered(
-    trainer: L.Trainer, module: SDPO, prompts: RolloutBatch, num_generations: int, purpose: str
-) -> RolloutBatch:
-    """Completions by the current policy, drawn as in training, with rewards and feedback.
-
-    Args:
-        trainer: its callbacks generate.
-        module: holds policy and reward.
-        prompts: P rows.
-        num_generations: G.
-        purpose: keeps the noise apart from that of training.
-
-    Raises:
-        ConfigError: no callback generates.
-    """
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, RolloutGeneration):
-            rollout = callback.generate(module, prompts, module.sampling, num_generations, purpose=purpose)
-            break
-    else:
-        raise ConfigError("callbacks.teacher_gap needs the callback that generates: callbacks.rollout.")
-    assert module.reward is not None
-    scores = module.reward(module.samples(rollout))
-    rollout.rewards, rollout.feedback = scores.rewards.to(module.device), scores.feedback
-    return rollout

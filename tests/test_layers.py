@@ -19,6 +19,7 @@ LAYERS = {
     "lit_rl.timing": 0,
     "lit_rl.checkpoint": 1,
     "lit_rl.model_card": 2,
+    "lit_rl.discovery": 1,
     "lit_rl.data": 1,
     "lit_rl.hub": 1,
     "lit_rl.models": 1,

@@ -1,6 +1,7 @@
 """One job: its checked configuration, and what is done around it."""
 
 import copy
+import hashlib
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,15 @@ from lit_rl.configuration.tree import at, expanded, leaves
 from lit_rl.errors import ConfigError
 
 CONFIG_FILE = "config.yaml"
+NOT_IN_FINGERPRINT = (
+    "run_dir",
+    "project_name",
+    "experiment_name",
+    "log_level",
+    "plan",
+    "full_trace",
+    "checkpoint.default_local_dir",
+)
 
 
 @dataclass
@@ -44,6 +54,16 @@ class Job:
     def folder(self) -> Path:
         """Where the run writes."""
         return Path(self.tree["run_dir"])
+
+    def fingerprint(self, *without: str) -> str:
+        """A hash of everything that can change a result.
+
+        Args:
+            without: dotted keys that do not count, beside names, folder and how much is printed.
+        """
+        left_out = {*without, *NOT_IN_FINGERPRINT}
+        kept = [(key, value) for key, value in leaves(self.settings.tree) if key not in left_out]
+        return hashlib.sha256(repr(sorted(kept, key=lambda item: item[0])).encode()).hexdigest()[:16]
 
     @contextmanager
     def started(self) -> Iterator[None]:

@@ -21,7 +21,7 @@ from lit_rl.configuration.tree import NODE_KEYS, at, joined, link
 from lit_rl.configuration.validate import block_class
 
 GROUPS = (
-    ("data", ("arithmetic", "gsm8k", "sciknoweval", "parquet", "chat_sft")),
+    ("data", ("arithmetic", "gsm8k", "sciknoweval", "parquet", "question", "chat_sft")),
     ("model", ("tiny", "smollm2_135m", "hf")),
     ("reward", ("by_source", "random")),
     (
@@ -47,7 +47,15 @@ GROUPS = (
     ("checkpoint", ("default",)),
     (
         "callbacks",
-        ("default", "reference_sync", "rollout_dump", "teacher_gap", "collapse_alarm", "push_to_hub"),
+        (
+            "default",
+            "reference_sync",
+            "rollout_dump",
+            "teacher_gap",
+            "collapse_alarm",
+            "push_to_hub",
+            "test_time_search",
+        ),
     ),
     ("logger", ("default", "tensorboard", "csv", "console", "none")),
     ("trainer", ("cpu", "gpu", "ddp")),

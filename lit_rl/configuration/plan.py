@@ -67,6 +67,14 @@ def batch_arithmetic(settings: Settings) -> list[str]:
 
 
 def _run(settings: Settings, rows: int, total_steps: int) -> list[str]:
+    if settings["task"] == "search":
+        search = settings["callbacks.test_time_search"]
+        limit, seeds = search["max_attempts"], search["num_seeds"]
+        rounds = limit // settings["algo.num_generations"]
+        return [
+            f"{rows:,} questions * {seeds} seed(s), each at most {limit} attempts in {rounds} steps, "
+            f"from the same weights"
+        ]
     prompts, limit = settings["data.train_batch_size"], settings["trainer.max_steps"]
     why = f"trainer.max_steps {limit}" if limit >= 0 else f"data.total_epochs {settings['data.total_epochs']}"
     per_epoch = f"{rows / prompts:g} steps per data epoch ({rows:,} rows / {prompts})"

@@ -13,7 +13,8 @@ class Run:
     Args:
         task: fit trains; validate scores the validation rows with the weights as they are, or with those of
             the checkpoint that `checkpoint.resume_mode` finds; test does so and writes every response with
-            its reward to `responses.parquet` in the run's folder, generate writes the responses alone.
+            its reward to `responses.parquet` in the run's folder, generate writes the responses alone; search
+            looks for a first success on each training row, from the same weights (callbacks=[test_time_search]).
         run_dir: folder of everything the run writes; the same folder again resumes it.
         project_name: name for loggers.
         experiment_name: name for loggers and the summary.
@@ -28,7 +29,7 @@ class Run:
         ConfigError: the seed is out of range.
     """
 
-    task: Literal["fit", "validate", "test", "generate"] = "fit"
+    task: Literal["fit", "validate", "test", "generate", "search"] = "fit"
     run_dir: str = "outputs"
     project_name: str = "lit_rl"
     experiment_name: str = "lit_rl"

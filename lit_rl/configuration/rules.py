@@ -14,6 +14,7 @@ from lit_rl.configuration import objective_rules as objective
 from lit_rl.configuration import rollout_rules as rollout
 from lit_rl.configuration import run_rules as run
 from lit_rl.configuration import sdpo_rules as sdpo
+from lit_rl.configuration import search_rules as search
 from lit_rl.configuration import trainer_rules as trainer
 from lit_rl.configuration.settings import Settings
 
@@ -63,6 +64,12 @@ RULES: list[Rule] = [
     sdpo.routing,
     sdpo.meter_has_validation_rows,
     sdpo.needs_sdpo,
+    search.search_and_its_callback,
+    search.search_needs,
+    search.without_effect_in_search,
+    search.pass_rate_of_best_of_k,
+    search.dialogues,
+    search.one_question,
     inputs.reward_functions,
     inputs.reward_model,
     inputs.unused_columns,

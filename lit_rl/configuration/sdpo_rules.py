@@ -122,7 +122,6 @@ def needs_sdpo(settings: Settings) -> str | None:
     """Rule 43: callbacks that belong to self-distillation."""
     if "algo.distillation" in settings:
         return None
-    for name in ("teacher_gap", "test_time_search"):
-        if settings.get(f"callbacks.{name}") is not None:
-            return f"callbacks.{name} needs algo=sdpo (found {settings['algo._target_']})."
+    if settings.get("callbacks.teacher_gap") is not None:
+        return f"callbacks.teacher_gap needs algo=sdpo (found {settings['algo._target_']})."
     return None

@@ -1,7 +1,7 @@
 """Numbers of an evaluation: pass@k, maj@k, and intervals by resampling prompts."""
 
 from collections.abc import Hashable, Sequence
-from math import comb
+from math import comb, sqrt
 from typing import NamedTuple
 
 import torch
@@ -68,6 +68,23 @@ def bootstrap_mean(values: Tensor, *, draws: int = 2000, seed: int = 0) -> Inter
     means = values[index].mean(1)  # (draws,)
     low, high = means.quantile(torch.tensor([0.025, 0.975], dtype=torch.double)).tolist()
     return Interval(float(values.mean()), low, high)
+
+
+def wilson(successes: int, trials: int) -> Interval:
+    """A share with its 95 % score interval, which stays sensible at 0 and 1.
+
+    Source: Wilson, "Probable Inference, the Law of Succession, and Statistical Inference", JASA 22 (1927).
+
+    Args:
+        successes: between 0 and trials.
+        trials: independent ones, at least 1.
+    """
+    assert 0 <= successes <= trials and trials >= 1
+    z = 1.959964
+    share, weight = successes / trials, z * z / trials
+    centre = (share + weight / 2) / (1 + weight)
+    half = z / (1 + weight) * sqrt(share * (1 - share) / trials + weight / (4 * trials))
+    return Interval(share, max(0.0, centre - half), min(1.0, centre + half))
 
 
 def _majority_is_right(

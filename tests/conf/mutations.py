@@ -68,6 +68,7 @@ def table(folder: Path) -> dict[str, Mutation]:
     cosine = ("schedule.lr_scheduler_type=cosine",)
     wsd = ("schedule.lr_scheduler_type=wsd", "schedule.lr_wsd_decay_steps=3")
     coins = ("reward=random", "reward.reward_funcs.random.probability=1.0")
+    question = ("data.question='57+68=?'", "data.ground_truth=125", "data.train_max_samples=-1")
     by_tokens = ("algo.batch.micro_batch_size=null",)
     return {
         "task": to("validate"),
@@ -205,6 +206,9 @@ def table(folder: Path) -> dict[str, Mutation]:
         "data.data_source_key": to("ability"),
         "data.reward_model_key": to("answer"),
         "data.privileged_context_key": to("hint"),
+        "data.question": to("'57+68=?'", "data.train_max_samples=-1", own),
+        "data.ground_truth": to(115, *question),
+        "data.source": to("lit_rl/arithmetic", *question),
         "data.tokenizer": to("no_such_folder"),
         "data.chat_template_kwargs": to("{x: 1}"),
         "data.on_bad_row": to("skip"),
@@ -286,6 +290,11 @@ def table(folder: Path) -> dict[str, Mutation]:
             1.0, "callbacks.diagnostics.diagnostics_warning_interval=1"
         ),
         "callbacks.teacher_gap.num_prompts": to(1),
+        "callbacks.test_time_search.max_attempts": to(8),
+        "callbacks.test_time_search.baselines": to("[best_of_k]"),
+        "callbacks.test_time_search.num_seeds": to(2),
+        "callbacks.test_time_search.max_dialogue_len": to(20),
+        "callbacks.test_time_search.pass_rate_samples": to(0),
         "trainer.accelerator": to("gpu"),
         "trainer.precision": to("bf16-mixed"),
         "trainer.strategy": to("ddp"),

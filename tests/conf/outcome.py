@@ -29,7 +29,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Source(ROOT / "conf")
 LOGGERS = ("lit_rl", "lightning.pytorch.profilers")
 _NOISE = re.compile(r"Loading weights|it/s|s/it|\d+\.\d+ ?s\b|tokens/s|seconds")
-_TIMES = re.compile(r"time/|checkpoint/bytes|per_second|seconds|rss|created|written|sha256|versions")
+_TIMES = re.compile(
+    r"time/|checkpoint/bytes|per_second|seconds|rss|created|written|sha256|versions|fingerprint"
+)
 
 Outcome = dict[str, Any]
 

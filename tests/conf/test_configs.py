@@ -43,6 +43,8 @@ NEEDS = {  # what a choice cannot do without
     "data=chat_sft": ["algo=sft", "data.train_files=rows.parquet"],
     "model=hf": ["model.path=embedded"],
     "algo=sft": ["data=chat_sft", "data.train_files=rows.parquet"],
+    "callbacks=test_time_search": ["experiment=sdpo_test_time"],
+    "data=question": ["experiment=sdpo_test_time"],
     "callbacks=teacher_gap": ["algo=sdpo", "callbacks=[default,teacher_gap]"],
     "callbacks=rollout_dump": ["callbacks=[default,rollout_dump]"],
     "callbacks=push_to_hub": ["callbacks=[default,push_to_hub]"],
@@ -70,6 +72,10 @@ ON_PURPOSE = {
 WITHOUT_ROLLOUTS = {"num_generations", "mask_truncated_completions", "sampling", "reward"}
 OUR_OWN = {  # keys beyond the specification, and why
     "rollout.engine.engine_kwargs": "vllm: in the specification under free-form keys",
+    "data.source": "data=question: which built-in verifier",
+    "callbacks.test_time_search.num_seeds": "repetitions of each question",
+    "callbacks.test_time_search.max_dialogue_len": "multi_turn: what fits into the context",
+    "callbacks.test_time_search.pass_rate_samples": "cost of the check of best of k",
     "callbacks.collapse_alarm.window": "steps averaged",
     "callbacks.collapse_alarm.drop": "fall that counts",
     "callbacks.collapse_alarm.max_rollbacks": "an end to rolling back",

@@ -33,6 +33,12 @@ ALGORITHMS = {
     "clip_cov": ("algo=grpo", "policy_loss=clip_cov", *RUN),
     "kl_cov": ("algo=grpo", "policy_loss=kl_cov", *RUN),
     "meters": ("algo=sdpo", "callbacks=[default,teacher_gap,collapse_alarm]", *RUN),
+    "search": (
+        "experiment=sdpo_test_time",
+        "data.train_max_samples=1",
+        "callbacks.test_time_search.max_attempts=16",
+        "callbacks.test_time_search.pass_rate_samples=8",
+    ),
     "sapo": ("algo=grpo", "policy_loss=sapo", *RUN),
 }
 PARTS = (

@@ -16,17 +16,6 @@ CASES = [
         "checkpoint.save_contents=[model]",
         ["callbacks.collapse_alarm.action", "checkpoint.save_contents"],
     ),
-    ("algo.distillation.gate=run", ["algo.distillation.gate", "callbacks=[default,teacher_gap]"]),
-    (
-        "algo.num_generations=1 algo.distillation.prompt_weight=sqrt_pq",
-        ["algo.distillation.prompt_weight", "algo.num_generations"],
-    ),
-    ("algo.distillation.rows=failed", ["algo.distillation.rows", "algo.distillation.distillation_weight"]),
-    (
-        "algo.distillation.distillation_weight=0 algo.distillation.prompt_weight=sqrt_pq",
-        ["algo.distillation.prompt_weight", "algo.distillation.distillation_weight"],
-    ),
-    ("callbacks=[default,teacher_gap] data.val_files=null", ["callbacks.teacher_gap", "data.val_files"]),
     ("data.train_batch_size=3 trainer=ddp", ["data.train_batch_size", "trainer.devices", "2 or 4"]),
     (
         "algo.batch.optimizer_batch_size=24",
@@ -187,7 +176,66 @@ CASES = [
     ("optim.betas=[0.9,1.5]", ["optim", "beta", "1.5"]),
     ("schedule.end_weight_decay=0.1", ["schedule.end_weight_decay", "schedule.weight_decay_incr_style"]),
 ]
+SEARCH_CASES = [
+    ("task=search", ["task=search", "callbacks.test_time_search", "experiment=sdpo_test_time"]),
+    ("experiment=sdpo_test_time task=fit", ["task=search", "callbacks.test_time_search"]),
+    (
+        "experiment=sdpo_test_time data.train_batch_size=2",
+        ["callbacks.test_time_search", "data.train_batch_size=1"],
+    ),
+    (
+        "experiment=sdpo_test_time callbacks.test_time_search.max_attempts=20",
+        ["callbacks.test_time_search.max_attempts", "algo.num_generations"],
+    ),
+    (
+        "experiment=sdpo_test_time algo.reprompt.include_environment_feedback=false",
+        ["callbacks.test_time_search", "algo.reprompt.include_environment_feedback"],
+    ),
+    ("experiment=sdpo_test_time algo=grpo", ["algo.reprompt is not a key"]),
+    ("experiment=sdpo_test_time checkpoint.save_freq=3", ["checkpoint.save_freq", "task=fit"]),
+    ("experiment=sdpo_test_time trainer.max_steps=9", ["trainer.max_steps", "task=fit"]),
+    ("experiment=sdpo_test_time logger=[csv]", ["logger", "logger=none"]),
+    (
+        "experiment=sdpo_test_time callbacks=[default,test_time_search]",
+        ["callbacks.checkpoint", "callbacks.summary"],
+    ),
+    (
+        "experiment=sdpo_test_time algo.distillation.prompt_weight=sqrt_pq",
+        ["algo.distillation.prompt_weight"],
+    ),
+    ("experiment=sdpo_test_time data.question=why", ["data.question", "data.ground_truth"]),
+    ("experiment=sdpo_test_time data.ground_truth=1", ["data.ground_truth", "data.question"]),
+    (
+        "experiment=sdpo_test_time data.question=why data.ground_truth=so data.train_files=rows.parquet",
+        ["data.train_files", "data.question"],
+    ),
+    (
+        "experiment=sdpo_test_time callbacks.test_time_search.baselines=[multi_turn] "
+        "callbacks.test_time_search.pass_rate_samples=9",
+        ["callbacks.test_time_search.pass_rate_samples", "best_of_k"],
+    ),
+    (
+        "experiment=sdpo_test_time callbacks.test_time_search.baselines=[best_of_k] "
+        "callbacks.test_time_search.max_dialogue_len=9",
+        ["callbacks.test_time_search.max_dialogue_len", "multi_turn"],
+    ),
+    (
+        "experiment=sdpo_test_time callbacks.test_time_search.baselines=[luck]",
+        ["callbacks.test_time_search.baselines"],
+    ),
+]
 SDPO_CASES = [
+    ("algo.distillation.gate=run", ["algo.distillation.gate", "callbacks=[default,teacher_gap]"]),
+    (
+        "algo.num_generations=1 algo.distillation.prompt_weight=sqrt_pq",
+        ["algo.distillation.prompt_weight", "algo.num_generations"],
+    ),
+    ("algo.distillation.rows=failed", ["algo.distillation.rows", "algo.distillation.distillation_weight"]),
+    (
+        "algo.distillation.distillation_weight=0 algo.distillation.prompt_weight=sqrt_pq",
+        ["algo.distillation.prompt_weight", "algo.distillation.distillation_weight"],
+    ),
+    ("callbacks=[default,teacher_gap] data.val_files=null", ["callbacks.teacher_gap", "data.val_files"]),
     ("algo.kl.beta=0.1", ["algo.kl.beta", "algo.distillation.distillation_weight"]),
     ("algo.policy_loss.epsilon=0.1", ["algo.policy_loss.epsilon", "distillation_weight"]),
     ("algo.kl.use_kl_in_reward=true", ["algo.kl.use_kl_in_reward", "distillation_weight"]),
