@@ -1,26 +1,32 @@
 """python train.py experiment=sdpo_test_time, on the embedded hard questions."""
 
+import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from lit_rl.configuration.compose import Source
+from lit_rl.configuration.job import checked
 
 ROOT = Path(__file__).resolve().parents[1]
 QUESTIONS = 3
 
 
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "train.py", "experiment=sdpo_test_time", f"run_dir={folder}", *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+def run(folder: Path, *words: str) -> dict[str, float]:
+    """What the command line does, in this process."""
+    spec = importlib.util.spec_from_file_location("train_under_test", ROOT / "train.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    line = ["experiment=sdpo_test_time", f"run_dir={folder}", "seed=1", *words]
+    return module.run(checked(Source(ROOT / "conf"), line))
 
 
 @pytest.mark.slow
 def test_a_search_finds_reports_and_goes_on_where_it_was(tmp_path: Path) -> None:
     few = (f"data.train_max_samples={QUESTIONS}", "callbacks.test_time_search.max_attempts=64")
-    done = run(tmp_path, *few)
-    assert done.returncode == 0, done.stderr
+    shares = run(tmp_path, *few)
     saved = json.loads((tmp_path / "discovery.json").read_text())
     assert [one["row"] for one in saved["series"]] == list(range(QUESTIONS))
     for one in saved["series"]:
@@ -29,22 +35,24 @@ def test_a_search_finds_reports_and_goes_on_where_it_was(tmp_path: Path) -> None
         assert (one["found"] is None) == (one["attempts"]["sdpo"] is None)
     assert sum(one["attempts"]["sdpo"] is not None for one in saved["series"]) >= QUESTIONS - 1
     assert saved["table"][-1]["k"] == 64 and len(saved["verdict"]) == 3
+    assert shares["discovery/sdpo"] == saved["table"][-1]["sdpo"]["mean"]
     assert "SDPO at test time" in (tmp_path / "discovery.md").read_text()
     assert (tmp_path / "discovery.png").exists()
 
     interrupted = {**saved, "series": [saved["series"][0], saved["series"][2]]}
     (tmp_path / "discovery.json").write_text(json.dumps(interrupted))
-    assert run(tmp_path, *few).returncode == 0
+    run(tmp_path, *few)
     again = json.loads((tmp_path / "discovery.json").read_text())
     key = lambda one: one["row"]  # noqa: E731
     assert sorted(again["series"], key=key) == saved["series"], "a series depends on no other"
 
 
 @pytest.mark.slow
-def test_a_question_on_the_command_line_ends_at_its_first_success(tmp_path: Path) -> None:
+def test_a_question_on_the_command_line_ends_at_its_first_success(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked = ("data.question='57+38=?'", "data.ground_truth=95", "data.source=lit_rl/arithmetic")
-    done = run(tmp_path, *asked, "callbacks.test_time_search.baselines=[]")
-    assert done.returncode == 0, done.stderr
+    run(tmp_path, *asked, "callbacks.test_time_search.baselines=[]")
     (one,) = json.loads((tmp_path / "discovery.json").read_text())["series"]
     assert one["found"] == "95" and 1 <= one["attempts"]["sdpo"] <= 64 and set(one["attempts"]) == {"sdpo"}
-    assert "found '95'" in done.stdout
+    assert "found '95'" in capsys.readouterr().out

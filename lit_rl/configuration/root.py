@@ -14,7 +14,8 @@ class Run:
         task: fit trains; validate scores the validation rows with the weights as they are, or with those of
             the checkpoint that `checkpoint.resume_mode` finds; test does so and writes every response with
             its reward to `responses.parquet` in the run's folder, generate writes the responses alone; search
-            looks for a first success on each training row, from the same weights (callbacks=[test_time_search]).
+            looks for a first success on each training row, each time from the same weights
+            (callbacks=[test_time_search]).
         run_dir: folder of everything the run writes; the same folder again resumes it.
         project_name: name for loggers.
         experiment_name: name for loggers and the summary.
