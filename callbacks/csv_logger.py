@@ -25,11 +25,14 @@ class RunCSVLogger(CSVLogger):
     def __init__(self, root_dir: str, name: str = "csv", flush_logs_every_n_steps: int = 1) -> None:
         super().__init__(root_dir, name=name, version="", flush_logs_every_n_steps=flush_logs_every_n_steps)
         self._earlier: list[dict[str, Any]] = []
+        self._has_rows = False
 
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
-        """The writer; made when the first row comes."""
+        """The writer; None until the first row comes: making it moves the file of before aside."""
+        if not self._has_rows:
+            return None
         if self._experiment is None:
             folder = Path(self.log_dir)
             if (folder / "metrics.csv").exists():
@@ -41,6 +44,7 @@ class RunCSVLogger(CSVLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        self._has_rows = True
         writer = self.experiment
         if self._earlier and step is not None:
             kept = [row for row in self._earlier if int(row["step"]) < step]
@@ -49,3 +53,12 @@ class RunCSVLogger(CSVLogger):
                 writer.log_metrics(values, int(row["step"]))
             self._earlier = []
         super().log_metrics(metrics, step)
+
+    def log_hyperparams(self, params: Any = None, *args: Any, **kwargs: Any) -> None:
+        """Nothing: the configuration is in the run's folder."""
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Write what has been logged; a run that logs nothing, such as a finished one, leaves the file alone."""
+        if self._experiment is not None:
+            super().save()

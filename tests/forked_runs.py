@@ -40,6 +40,21 @@ ROLLOUTS = (
 )
 
 
+def import_all(overrides: Sequence[str] = ("algo=grpo",)) -> None:
+    """Import, in this process and on one thread, what a run needs, so that each fork begins with it."""
+    import lightning
+
+    import train
+    from lit_rl.configuration.compose import Source
+    from lit_rl.configuration.job import checked
+    from lit_rl.models.load import load_policy
+
+    assert lightning and train
+    torch.set_num_threads(1)
+    checked(Source(ROOT / "conf"), [*SMALL, *ROLLOUTS, *overrides, "run_dir=unused"])
+    load_policy()
+
+
 class Run:
     """A run that has been started.
 
@@ -101,6 +116,17 @@ class Run:
         if any(statuses):
             raise RuntimeError(self.log.read_text()[-3000:])
         return said
+
+    def fail(self) -> str:
+        """Wait for an end with an error; what it printed.
+
+        Raises:
+            AssertionError: it ended well.
+        """
+        os.close(self.reader)
+        statuses = [os.waitpid(child, 0)[1] for child in self.pids]
+        assert any(statuses), "the run ended well"
+        return self.log.read_text()
 
     def kill(self) -> dict[str, Any]:
         """Wait until it says where it is, see that it lives, and kill it.

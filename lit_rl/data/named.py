@@ -37,6 +37,11 @@ class NamedRows(Rows):
         _, rows, row = self._place(index)
         return rows.where(row)
 
+    def fingerprint(self) -> str:
+        return ", ".join(
+            f"{name} {rows.fingerprint()}" for name, rows in zip(self._names, self._rows, strict=True)
+        )
+
     def _place(self, index: int) -> tuple[str, Rows, int]:
         """Name and rows of the set, and the row within it."""
         if not 0 <= index < len(self):

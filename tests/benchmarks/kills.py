@@ -21,7 +21,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS.parent), str(TESTS)]
 
-from forked_runs import Run, differences  # noqa: E402 (needs the path)
+from forked_runs import Run, differences, import_all  # noqa: E402 (needs the path)
 
 PHASES = ("generate", "score", "update", "save", "validate")
 CHATS = TESTS / "conf" / "chats_8.parquet"
@@ -109,12 +109,7 @@ def main() -> int:
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
     parser.add_argument("--once", action="store_true", help="one kill for each case, in an update")
     given = parser.parse_args()
-    import lightning
-    import torch
-    import transformers
-
-    assert lightning and transformers  # imported once, before any fork
-    torch.set_num_threads(1)
+    import_all()
     lines = ["| run | phase | kills | alive at the kill | killed in | bits that differ |", "| --- " * 6 + "|"]
     wrong, begin = 0, time.monotonic()
     for name in given.cases:

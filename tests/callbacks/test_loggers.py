@@ -53,6 +53,21 @@ def test_a_fresh_run_in_a_used_folder_keeps_the_old_file(train, fake_module, tmp
     assert steps(tmp_path / "csv.1" / "metrics.csv", "train/loss") == [0, 1]
 
 
+@pytest.mark.field("log/3")
+def test_resuming_a_finished_run_leaves_the_file_as_it_is(train, fake_module, tmp_path):
+    file, folder = tmp_path / "csv" / "metrics.csv", tmp_path / "c" / "step_00000003"
+    train(fake_module(), [CheckpointContents(str(tmp_path / "c"))], logger=RunCSVLogger(str(tmp_path)))
+    before = file.read_text()
+    train(
+        fake_module(),
+        [CheckpointContents(str(tmp_path / "c"))],
+        3,
+        folder,
+        logger=RunCSVLogger(str(tmp_path)),
+    )
+    assert file.read_text() == before and not (tmp_path / "csv.1").exists()
+
+
 def test_every_step_is_on_disk_at_once(train, fake_module, tmp_path):
     seen = []
 
