@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from lit_rl.configuration.compose import Source, compose
-from lit_rl.configuration.tree import ABSENT, at, joined
+from lit_rl.configuration.tree import ABSENT, at, joined, leaves
 from lit_rl.migrate.rows import Row
 
 TAKEN, DIFFERS, WITHOUT, NOT_YET, UNKNOWN = "taken as", "differs", "no meaning", "not yet", "unknown"
@@ -43,8 +43,10 @@ class Value:
     @property
     def is_off(self) -> bool:
         """Whether it asks for nothing: the documented default, and one that switches off."""
-        return any(self.found == off and type(self.found) is type(off) for off in OFF) and self.default in (
-            str(self.found),
+        is_switch = any(self.found == off and (off is False) == (self.found is False) for off in OFF)
+        if not is_switch and not self.theirs.endswith("_key"):
+            return False
+        return self.default.startswith("${") or self.default.lower() in (
             str(self.found).lower(),
             "null" if self.found is None else "",
         )
@@ -59,12 +61,14 @@ class Draft:
         lists: entries beside the default ones of callbacks; loggers.
         values: by our key.
         lines: the report so far.
+        entry: the file that its keys are of, train or evaluate.
     """
 
     choices: dict[str, tuple[str, str, Any]] = field(default_factory=dict)
     lists: dict[str, list[str]] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
     lines: list[Line] = field(default_factory=list)
+    entry: str = "train"
 
     def say(self, theirs: str, found: Any, verdict: str, text: str) -> None:
         """Add a line to the report."""
@@ -72,6 +76,9 @@ class Draft:
 
     def take(self, theirs: str, found: Any, key: str, value: Any, row: Row | None = None) -> None:
         """Set a key of ours; the last one wins."""
+        before = self.values.get(key)
+        if before is not None and before.theirs != theirs:
+            self.say(before.theirs, before.found, TAKEN, f"{key}, together with {theirs}.")
         note, default = (row.note, row.default) if row else ("", "")
         self.values[key] = Value(theirs, found, value, note, default)
 
@@ -79,8 +86,9 @@ class Draft:
         """Choose a file of a group; the last one wins."""
         self.choices[group] = (choice, theirs, found)
 
-    def add(self, group: str, names: list[str]) -> None:
+    def add(self, theirs: str, found: Any, group: str, names: list[str]) -> None:
         """List callbacks or loggers."""
+        self.say(theirs, found, TAKEN, f"{group}=[{','.join(names)}].")
         self.lists[group] = list(dict.fromkeys([*self.lists.get(group, []), *names]))
 
     def finish(self, source: Source) -> dict[str, Any]:
@@ -90,7 +98,7 @@ class Draft:
             The experiment: `defaults`, and a tree of what differs from the choices' own values.
         """
         self._drop_missing_choices(source)
-        tree = compose(source, self._words()).tree
+        tree = compose(Source(source.folder, self.entry), self._words()).tree
         out: dict[str, Any] = {}
         for key, value in self.values.items():
             here = at(tree, key)
@@ -101,6 +109,8 @@ class Draft:
             else:
                 _put(out, key, value.value)
                 self.say(value.theirs, value.found, TAKEN, f"{key}={_shown(value.value)}. {value.note}")
+        if self.entry == "evaluate":
+            return out
         defaults = [
             {f"override /{g}": c} for g, (c, *_) in self.choices.items() if c != DEFAULT_CHOICES.get(g)
         ]
@@ -128,6 +138,8 @@ class Draft:
                 del self.lists[group]
 
     def _words(self) -> list[str]:
+        if self.entry == "evaluate":
+            return []
         chosen = {"model": "hf", "data": "parquet", **{g: c for g, (c, *_) in self.choices.items()}}
         if chosen.get("algo") == "sft" and chosen["data"] == "parquet":
             chosen["data"] = "chat_sft"
@@ -179,7 +191,9 @@ def _shown(value: Any) -> str:
 
 
 def written(experiment: dict[str, Any], origin: str) -> str:
-    """The experiment as a yaml file."""
+    """The experiment as a yaml file; an evaluation as the command that it is."""
+    if "defaults" not in experiment:
+        return f"python -m lit_rl.evaluate {' '.join(f'{k}={_shown(v)}' for k, v in leaves(experiment))}\n"
     head = f"# @package _global_\n# From {origin} by python -m lit_rl.migrate.\n"
     return head + yaml.safe_dump(experiment, sort_keys=False, allow_unicode=True)
 

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import yaml
 from omegaconf import OmegaConf
 
 from lit_rl.errors import ConfigError
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
 
 
 def read(file: Path) -> tuple[dict[str, Any], str]:
@@ -23,20 +26,32 @@ def read(file: Path) -> tuple[dict[str, Any], str]:
         match file.suffix:
             case ".json":
                 found, name = json.loads(text), ""
-            case ".py":
+            case ".py" | ".txt":
                 found, name = _call(text)
-            case ".sh" | ".txt":
+            case ".sh":
                 found, name = _command(text)
             case _:
-                loaded: Any = OmegaConf.to_container(
-                    OmegaConf.create(yaml.safe_load(text) or {}), resolve=True
-                )
-                found, name = loaded, ""
+                found, name = _documents(text), ""
     except (OSError, ValueError, SyntaxError, yaml.YAMLError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{file} must hold a map of keys (found a {type(found).__name__}).")
     return found, name
+
+
+def _documents(text: str) -> Any:
+    """The documents of a yaml file over one another, with `${...}` resolved."""
+    parts = [OmegaConf.create(part or {}) for part in yaml.safe_load_all(text)]
+    return _with_numbers(OmegaConf.to_container(OmegaConf.merge(*parts), resolve=True))
+
+
+def _with_numbers(value: Any) -> Any:
+    """Numbers such as 1e-6, which yaml takes for strings."""
+    if isinstance(value, dict):
+        return {name: _with_numbers(below) for name, below in value.items()}
+    if isinstance(value, list):
+        return [_with_numbers(item) for item in value]
+    return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
 
 
 def _call(text: str) -> tuple[dict[str, Any], str]:
@@ -69,11 +84,9 @@ def _command(text: str) -> tuple[dict[str, Any], str]:
 
 
 def _value(text: str) -> Any:
-    value = yaml.safe_load(text)
-    try:
-        return float(value) if isinstance(value, str) else value  # yaml takes 5e-5 for a string
-    except ValueError:
-        return value
+    if text in ("no", "off", "yes", "on"):
+        return text  # which yaml takes for a truth value
+    return _with_numbers(yaml.safe_load(text))
 
 
 def _as_list(value: Any) -> list[Any]:

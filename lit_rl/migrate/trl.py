@@ -103,7 +103,7 @@ def _algorithm(args: dict[str, Any], name: str, sdpo: dict[str, Row], grpo: dict
 
 def _take_batch(draft: Draft, args: dict[str, Any], sizes: Sizes) -> None:
     found = {key: args[key] for key in BATCH if key in args}
-    names = ", ".join(found)
+    names, found = ", ".join(found), list(found.values())
     draft.take(names, found, "data.train_batch_size", sizes.P)
     draft.take(names, found, "algo.batch.micro_batch_size", sizes.m)
     whole = sizes.M == sizes.P * sizes.G
@@ -115,7 +115,7 @@ def _take_batch(draft: Draft, args: dict[str, Any], sizes: Sizes) -> None:
 
 def _take_period(draft: Draft, key: str, value: Any, sizes: Sizes, args: dict[str, Any]) -> None:
     """Optimizer steps become iterations; a share of the run stays to be worked out."""
-    ours, strategy = PERIODS[key], args.get(STRATEGY_OF.get(key, ""), "steps")
+    ours, strategy = PERIODS[key], _plain(args.get(STRATEGY_OF.get(key, ""), "steps"))
     if strategy != "steps":
         draft.say(key, value, DIFFERS, f"so that it has no effect: {STRATEGY_OF[key]} is {strategy!r}.")
     elif key == "warmup_steps" and 0 < value < 1:
@@ -133,6 +133,12 @@ def _take_period(draft: Draft, key: str, value: Any, sizes: Sizes, args: dict[st
 
 
 # --------------------------------------------------------------------------------------- computed from others
+
+
+def _plain(value: Any) -> str:
+    """The word of an enumeration; yaml reads `no` as false."""
+    return "no" if value is False else str(getattr(value, "value", value))
+
 
 Computed = Callable[[Draft, str, Any, dict[str, Any], Sizes], None]
 
@@ -165,7 +171,7 @@ def _word(ours: str, table: dict[Any, Any]) -> Computed:
 def _listed(name: str, when: Any = True) -> Computed:
     def take(draft: Draft, key: str, value: Any, args: dict[str, Any], sizes: Sizes) -> None:
         if value == when:
-            draft.add("callbacks", ["default", name])
+            draft.add(key, value, "callbacks", ["default", name])
         else:
             draft.say(key, value, TAKEN, f"nothing: callbacks.{name} is not listed.")
 
@@ -190,13 +196,13 @@ def _loggers(draft: Draft, key: str, value: Any, args: dict[str, Any], sizes: Si
     if "all" in names:
         draft.say(key, value, DIFFERS, "so: logger=[default], tensorboard and csv.")
     elif names != ["none"]:
-        draft.add("logger", [*names, "csv"])
+        draft.add(key, value, "logger", [*names, "csv"])
     else:
-        draft.add("logger", ["none"])
+        draft.add(key, value, "logger", ["none"])
 
 
 def _optimizer(draft: Draft, key: str, value: Any, args: dict[str, Any], sizes: Sizes) -> None:
-    name = str(getattr(value, "value", value))
+    name = _plain(value)
     if name.startswith("adamw_torch") and name in ("adamw_torch", "adamw_torch_fused"):
         draft.choose(key, value, "optim", "adamw")
         draft.take(key, value, "optim.fused", name.endswith("fused"))
@@ -209,7 +215,7 @@ def _betas(draft: Draft, key: str, value: Any, args: dict[str, Any], sizes: Size
 
 
 def _schedule(draft: Draft, key: str, value: Any, args: dict[str, Any], sizes: Sizes) -> None:
-    name = str(getattr(value, "value", value)).removesuffix("_with_warmup")
+    name = _plain(value).removesuffix("_with_warmup")
     if name in SHAPES:
         draft.take(key, value, "schedule.lr_scheduler_type", name)
     else:
@@ -245,7 +251,7 @@ def _precision(draft: Draft, key: str, value: Any, args: dict[str, Any], sizes: 
 
 
 def _validation(draft: Draft, key: str, value: Any, args: dict[str, Any], sizes: Sizes) -> None:
-    match str(getattr(value, "value", value)):
+    match _plain(value):
         case "no":
             draft.take(key, value, "trainer.limit_val_batches", 0)
             draft.take(key, value, "val_before_train", False)
@@ -256,7 +262,7 @@ def _validation(draft: Draft, key: str, value: Any, args: dict[str, Any], sizes:
 
 
 def _saving(draft: Draft, key: str, value: Any, args: dict[str, Any], sizes: Sizes) -> None:
-    match str(getattr(value, "value", value)):
+    match _plain(value):
         case "no":
             draft.take(key, value, "checkpoint.save_freq", -1)
             draft.say(key, value, DIFFERS, "so: the last step is always saved.")

@@ -31,9 +31,9 @@ def from_verl(document: dict[str, Any], kind: str | None = None) -> Draft:
     """
     kind = kind or kind_of(document)
     table = by_name("verl") if kind == "ppo" else {**by_name("verl"), **by_name("verl", kind)}
-    maps = {name for name, row in table.items() if row.how == "extension-point"}
+    maps = {name for name, row in table.items() if row.how == "extension-point" and not row.is_group}
     args = flat(document, maps)
-    draft = Draft()
+    draft = Draft(entry="evaluate" if kind == "evaluation" else "train")
     if kind == "sft":
         draft.choose("file", "sft", "algo", "sft")
         draft.choose("file", "sft", "data", "chat_sft")
@@ -55,6 +55,8 @@ def from_verl(document: dict[str, Any], kind: str | None = None) -> Draft:
             draft.say(key, value, TAKEN, "nothing: an empty block.")
         else:
             draft.take(key, value, row.key, value, row)
+    if kind == "ppo":
+        draft.take("loss_agg_mode", "token-mean, as always there", "algo.policy_loss.loss_type", "dapo")
     if kind == "ppo" and args.get("actor_rollout_ref.rollout.n", 1) == 1:
         draft.take("actor_rollout_ref.rollout.n", 1, "algo.num_generations", 1)
     return draft
@@ -249,7 +251,7 @@ def _files(draft: Draft, key: str, value: Any, args: dict[str, Any]) -> None:
 
 def _loggers(draft: Draft, key: str, value: Any, args: dict[str, Any]) -> None:
     names = [value] if isinstance(value, str) else list(value)
-    draft.add("logger", [*names, "csv"])
+    draft.add(key, value, "logger", [*names, "csv"])
 
 
 def _tests(draft: Draft, key: str, value: Any, args: dict[str, Any]) -> None:
@@ -269,6 +271,14 @@ def _server(draft: Draft, key: str, value: Any, args: dict[str, Any]) -> None:
         draft.say(key, value, TAKEN, "nothing: the chosen engine.")
     else:
         draft.say(key, value, DIFFERS, "so: name your engine class by rollout.engine._target_=module.Class.")
+
+
+def _engine_arguments(draft: Draft, key: str, value: Any, args: dict[str, Any]) -> None:
+    engine = key.rpartition(".")[2]
+    if str(args.get(f"{ROLLOUT}name", "vllm")).startswith(engine):
+        draft.take(key, value, "rollout.engine.engine_kwargs", value, by_name("verl")[key])
+    else:
+        draft.say(key, value, TAKEN, "nothing: another engine is chosen.")
 
 
 def _offload(draft: Draft, key: str, value: Any, args: dict[str, Any]) -> None:
@@ -346,6 +356,8 @@ COMPUTED: dict[str, Computed] = {
     ),
     f"{ROLLOUT}do_sample": _do_sample,
     f"{ROLLOUT}val_kwargs.do_sample": _do_sample,
+    f"{ROLLOUT}engine_kwargs.vllm": _engine_arguments,
+    f"{ROLLOUT}engine_kwargs.sglang": _engine_arguments,
     f"{ROLLOUT}agent.custom_async_server.path": _server,
     f"{ROLLOUT}agent.custom_async_server.name": _server,
     "algorithm.adv_estimator": _estimator,
