@@ -5,12 +5,15 @@ from typing import Any
 
 import lightning as L
 
+from lit_rl.callbacks.trackers import log_figure
 from lit_rl.curves import PANELS, draw
 from lit_rl.hooks import RLCallback
 
 
 class Curves(RLCallback):
-    """Draws `curves.png` when training ends: reward, validation accuracy, loss, KL, length, entropy by step.
+    """Draws `curves.png` when training ends and shows it in the loggers.
+
+    Panels: reward, validation accuracy, loss, KL, length, entropy by step.
 
     Panels without numbers are left out. The numbers are kept in memory and in checkpoints, so that a resumed
     run draws all of it.
@@ -42,7 +45,9 @@ class Curves(RLCallback):
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         has_trained = any(name.startswith(("train/", "rollout/")) for name in self.history)
         if has_trained and trainer.is_global_zero:
-            draw(self.history, self.file)
+            figure = draw(self.history, self.file)
+            for logger in trainer.loggers:
+                log_figure(logger, "curves", figure, self.file, trainer.global_step)
 
     def _add(self, step: int, metrics: dict[str, float]) -> None:
         for _, names in PANELS:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from rich import get_console
 from rich.table import Table
@@ -15,6 +14,7 @@ from rich.text import Text
 from torch import Tensor
 
 from lit_rl.batch import RolloutBatch
+from lit_rl.callbacks.trackers import log_rows
 from lit_rl.distributed import gather_objects
 from lit_rl.errors import ConfigError
 from lit_rl.hooks import RLCallback
@@ -24,8 +24,8 @@ TABLES_PER_RUN = 10
 
 
 class LogCompletions(RLCallback):
-    """The first rows of a step: as JSON lines in `completions.jsonl`, as text in TensorBoard, and as a table
-    on the console where it is wide enough, ten times a run.
+    """The first rows of a step: as JSON lines in `completions.jsonl`, in the loggers as text, table or file
+    (`trackers.py`), and as a table on the console where it is wide enough, ten times a run.
 
     Validation rows go to `completions_val.jsonl`. A line has step, prompt_row, generation, prompt,
     completion, rewards by function, reward, advantage, length, finish_reason and feedback; a number that is
@@ -235,24 +235,9 @@ def table(rows: list[dict[str, Any]], title: str) -> Table:
     return out
 
 
-def markdown(rows: list[dict[str, Any]]) -> str:
-    """Rows as a Markdown table."""
-    keys = ("prompt", "completion", "reward", "advantage", "length", "finish_reason", "feedback")
-    lines = ["| " + " | ".join(keys) + " |", "|" + " --- |" * len(keys)]
-    for row in rows:
-        cells = ["" if row[key] is None else str(row[key]) for key in keys]
-        lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
-    return "\n".join(lines)
-
-
 def _to_loggers(trainer: L.Trainer, tag: str, rows: list[dict[str, Any]], step: int) -> None:
     for logger in trainer.loggers:
-        if isinstance(logger, TensorBoardLogger):
-            logger.experiment.add_text(tag, markdown(rows), step)
-
-
-def _cell(text: str) -> str:
-    return _printable(text).replace("|", "\\|").replace("\n", "<br>")
+        log_rows(logger, tag, rows, step)
 
 
 def _printable(text: str) -> str:

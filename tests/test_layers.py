@@ -40,7 +40,17 @@ LAYERS = {
     "lit_rl.migrate": 3,
     "train": 5,
 }
-OPTIONAL = {"vllm", "gguf", "wandb", "mlflow", "deepspeed", "liger_kernel", "bitsandbytes", "torchao"}
+OPTIONAL = {
+    "vllm",
+    "gguf",
+    "wandb",
+    "mlflow",
+    "swanlab",
+    "deepspeed",
+    "liger_kernel",
+    "bitsandbytes",
+    "torchao",
+}
 
 
 def modules() -> dict[str, Path]:

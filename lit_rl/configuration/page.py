@@ -55,9 +55,10 @@ GROUPS = (
             "collapse_alarm",
             "push_to_hub",
             "test_time_search",
+            "from_file",
         ),
     ),
-    ("logger", ("default", "tensorboard", "csv", "console", "none")),
+    ("logger", ("default", "tensorboard", "csv", "console", "wandb", "mlflow", "swanlab", "none")),
     ("trainer", ("cpu", "gpu", "ddp")),
 )
 NODE_OF = {"policy_loss": "algo.policy_loss"}  # where a group's files land, if not under its name

@@ -76,6 +76,7 @@ RULES: list[Rule] = [
     inputs.data_switches,
     inputs.overlong_prompts,
     inputs.loader_workers,
+    run.packages_of_loggers,
     run.resuming,
     run.nodes,
     run.monitoring,

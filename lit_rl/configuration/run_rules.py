@@ -1,5 +1,7 @@
 """Rules of checkpoints, the length of the run and the schedule."""
 
+import importlib.util
+
 import torch
 
 from lit_rl.configuration.build import built
@@ -7,6 +9,7 @@ from lit_rl.configuration.settings import Settings
 from lit_rl.errors import ConfigError
 
 ANY_LENGTH = 10**9  # steps of a run whose length is not known yet
+LOGGER_PACKAGES = ("wandb", "mlflow", "swanlab")
 CONTENTS = ("model", "optimizer", "extra")
 SWITCHES = ("trainer.limit_val_batches", "trainer.val_check_interval")  # 0 is no validation
 
@@ -105,6 +108,14 @@ def warm_up(settings: Settings) -> str | None:
         )
     if (steps < 0 and settings.get("schedule.lr_warmup_steps_ratio", 0.0) == 0) or steps == 0:
         return settings.idle(["schedule.lr_warmup_init"], "a warm-up: schedule.lr_warmup_steps or its ratio")
+    return None
+
+
+def packages_of_loggers(settings: Settings) -> str | None:
+    """A logger whose package is missing, before anything is built."""
+    for name in settings.get("logger") or {}:
+        if name in LOGGER_PACKAGES and importlib.util.find_spec(name) is None:
+            return f"logger={name} needs the package {name}: pip install 'lit-rl[{name}]' (found none)."
     return None
 
 

@@ -12,7 +12,8 @@ import torch.multiprocessing as mp
 from rich.console import Console
 
 from lit_rl.batch import RolloutBatch, padded
-from lit_rl.callbacks.log_completions import LogCompletions, completion_rows, gathered_rows, markdown, table
+from lit_rl.callbacks.log_completions import LogCompletions, completion_rows, gathered_rows, table
+from lit_rl.callbacks.trackers import markdown
 from lit_rl.errors import ConfigError
 
 AWKWARD = 'a\nb "quoted" \\ | é \ud83d end'

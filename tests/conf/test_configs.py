@@ -1,5 +1,6 @@
 """The yaml files: each composes and passes the check, defaults are the classes', the page knows every key."""
 
+import importlib.util
 import re
 from functools import cache
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ from lit_rl.configuration import page
 from lit_rl.configuration.build import built, built_all
 from lit_rl.configuration.compose import Composition, Source, compose
 from lit_rl.configuration.job import checked
+from lit_rl.configuration.run_rules import LOGGER_PACKAGES
 from lit_rl.configuration.signature import field_defaults, resolved, signature
 from lit_rl.configuration.trainer_rules import FIXED
 from lit_rl.configuration.tree import ABSENT, NODE_KEYS, joined, leaves, link
@@ -48,6 +50,12 @@ NEEDS = {  # what a choice cannot do without
     "callbacks=teacher_gap": ["algo=sdpo", "callbacks=[default,teacher_gap]"],
     "callbacks=rollout_dump": ["callbacks=[default,rollout_dump]"],
     "callbacks=push_to_hub": ["callbacks=[default,push_to_hub]"],
+    "callbacks=from_file": [
+        "callbacks=[default,from_file]",
+        f"callbacks.from_file.path={Path(__file__).parents[1] / 'callbacks' / 'plugin_example.py'}",
+        "callbacks.from_file.name=TeacherContextLog",
+        "+callbacks.from_file.arguments.path=teacher.jsonl",
+    ],
     "callbacks=reference_sync": ["callbacks=[default,reference_sync]", "algo.kl.beta=0.1"],
 }
 # Where a yaml file differs from its class on purpose: the presets of an algorithm, and file names.
@@ -70,7 +78,11 @@ ON_PURPOSE = {
     "checkpoint.default_local_dir": "in the folder of the run",
 }
 WITHOUT_ROLLOUTS = {"num_generations", "mask_truncated_completions", "sampling", "reward"}
+NAMES_OF_THE_RUN = ("project", "name", "run_name", "experiment_name")  # of loggers
 OUR_OWN = {  # keys beyond the specification, and why
+    "callbacks.from_file.path": "a plug-in by file path",
+    "callbacks.from_file.name": "a plug-in by file path",
+    "callbacks.from_file.arguments": "a plug-in by file path",
     "rollout.engine.engine_kwargs": "vllm: in the specification under free-form keys",
     "data.source": "data=question: which built-in verifier",
     "callbacks.test_time_search.num_seeds": "repetitions of each question",
@@ -91,6 +103,9 @@ OUR_OWN = {  # keys beyond the specification, and why
     "algo.policy_loss.kl_coef": "kl_cov: settings of its paper",
     "algo.critic.max_grad_norm": "ppo: the critic's gradient is capped by itself",
 }
+
+
+MISSING = {name for name in LOGGER_PACKAGES if importlib.util.find_spec(name) is None}
 
 
 def choices(group: str) -> list[str]:
@@ -126,7 +141,10 @@ EVERY = [(group, choice) for group in (*GROUPS, "algo", "experiment", "debug") f
 @pytest.mark.parametrize(("group", "choice"), EVERY)
 def test_every_choice_composes_and_passes_the_check(group: str, choice: str) -> None:
     composition = composed(group, choice)
-    if choice == "gpu" and not torch.cuda.is_available():
+    if choice in MISSING:
+        with pytest.raises(ConfigError, match=f"needs the package {choice}"):
+            validate(composition.tree, composition.baseline, composition.choices)
+    elif choice == "gpu" and not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="needs a GPU"):
             validate(composition.tree, composition.baseline, composition.choices)
     elif choice == "vllm" and find_spec("vllm") is None:
@@ -138,7 +156,7 @@ def test_every_choice_composes_and_passes_the_check(group: str, choice: str) -> 
 
 @pytest.mark.parametrize("group", ["callbacks", "logger", "trainer", "optim", "schedule", "reward", "data"])
 def test_every_choice_of_a_cheap_group_can_be_built(group: str, tmp_path: Path) -> None:
-    for choice in set(choices(group)) - {"gpu"}:
+    for choice in set(choices(group)) - {"gpu"} - MISSING:
         job = checked(SOURCE, [*line(group, choice), f"run_dir={tmp_path}"])
         node = job.tree[group]
         parts = built_all(node) if group in ("callbacks", "logger") else [built(node)]
@@ -216,6 +234,7 @@ def test_no_key_exists_that_is_not_on_the_page() -> None:
             is_whole = link(value) is not None or key in ("logger", "callbacks")
             is_off = value is None and key.startswith(("callbacks.", "logger."))
             is_folder = key.rpartition(".")[2] in ("run_dir", "root_dir", "save_dir")
+            is_folder |= group == "logger" and key.rpartition(".")[2] in NAMES_OF_THE_RUN
             is_entry = any(key.startswith(f"{name}.") for name in known)
             assert key in known or is_whole or is_off or is_folder or is_entry, key
 
