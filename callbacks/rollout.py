@@ -1,6 +1,7 @@
 """RolloutGeneration: fills in completions before a step is trained or validated, and owns the engine."""
 
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import lightning as L
@@ -116,7 +117,7 @@ class RolloutGeneration(L.Callback):
             rollout = self.generate(
                 pl_module, batch, pl_module.sampling, pl_module.num_generations, purpose="train"
             )
-        pl_module.set_rollout(rollout)
+        pl_module.set_rollout(rollout, more=partial(self.generate, pl_module))
         micro_steps = pl_module.batch.micro_steps(len(rollout), world_size())
         emit(
             pl_module,

@@ -36,6 +36,7 @@ class RolloutBatch:
         feedback: B times the text that the reward returned, or None.
         rewards: (B,) float. Weighted sum, NaN where no function applied.
         rewards_per_func: (B, R) float. NaN where a function did not apply.
+        baselines: (B,) float. Reward of the greedy completion of the row's prompt, NaN where it has none.
         advantages: (B,) or (B, T) float.
         old_logps: (B, T) float. By the training model before the step's first update.
         ref_logps: (B, T) float. Under the reference.
@@ -65,6 +66,7 @@ class RolloutBatch:
     feedback: list[str | None] | None = None
     rewards: Tensor | None = None
     rewards_per_func: Tensor | None = None
+    baselines: Tensor | None = None
     advantages: Tensor | None = None
     old_logps: Tensor | None = None
     ref_logps: Tensor | None = None
@@ -116,6 +118,34 @@ class RolloutBatch:
         picked: dict[str, Any] = {f.name: pick(getattr(self, f.name)) for f in fields(self)}
         return replace(self, **picked)
 
+    def prompts(self) -> "RolloutBatch":
+        """The prompts of the groups, one row each, without anything that was filled in."""
+        first = self.select(slice(0, None, self.num_generations))
+        return RolloutBatch(first.prompt_ids, first.prompt_len, first.prompt_row, first.columns)
+
+    def put_(self, index: list[int], other: "RolloutBatch") -> None:
+        """Write another batch's rows over these, in place; padding grows where theirs is wider.
+
+        Args:
+            index: a position here for each row of the other batch.
+            other: a batch in which the same fields are filled.
+        """
+        assert len(index) == len(other)
+        rows = torch.tensor(index, dtype=torch.long)
+        for f in fields(self):
+            mine, theirs = getattr(self, f.name), getattr(other, f.name)
+            if isinstance(mine, Tensor):
+                mine, theirs = _same_width(mine, theirs, "left" if f.name in LEFT_PADDED else "right")
+                setattr(self, f.name, mine.index_copy(0, rows.to(mine.device), theirs.to(mine)))
+            elif isinstance(mine, list):
+                setattr(self, f.name, _written_over(mine, index, theirs))
+        names = dict.fromkeys([*self.columns, *other.columns])
+        nothing, none = [None] * len(self), [None] * len(other)
+        self.columns = {
+            name: _written_over(self.columns.get(name, nothing), index, other.columns.get(name, none))
+            for name in names
+        }
+
     def repeat(self, num_generations: int) -> "RolloutBatch":
         """Each row G times, adjacent: P prompts become P * G rows."""
         index = torch.arange(len(self)).repeat_interleave(num_generations)
@@ -133,6 +163,28 @@ class RolloutBatch:
         values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         tensors: dict[str, Any] = {k: changed(v) for k, v in values.items() if isinstance(v, Tensor)}
         return replace(self, **tensors)
+
+
+LEFT_PADDED = ("prompt_ids", "teacher_prompt_ids")
+
+
+def _same_width(mine: Tensor, theirs: Tensor, side: str) -> tuple[Tensor, Tensor]:
+    if mine.dim() == 1:
+        return mine, theirs
+    width = max(mine.shape[1], theirs.shape[1])
+
+    def widened(tensor: Tensor) -> Tensor:
+        missing = width - tensor.shape[1]
+        return torch.nn.functional.pad(tensor, (missing, 0) if side == "left" else (0, missing))
+
+    return widened(mine), widened(theirs)
+
+
+def _written_over(mine: list[Any], index: list[int], theirs: list[Any]) -> list[Any]:
+    out = list(mine)
+    for position, value in zip(index, theirs, strict=True):
+        out[position] = value
+    return out
 
 
 def length_mask(lengths: Tensor, width: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lit_rl.algorithms import arguments
 from lit_rl.algorithms.iteration import rl_iteration
 from lit_rl.algorithms.reporting import add_reward_metrics, add_rollout_metrics
+from lit_rl.algorithms.rewarding import fill_rewards_, take_out_
 from lit_rl.algorithms.samples import samples_of
 from lit_rl.algorithms.state import Stateful, add_state, take_state
 from lit_rl.algorithms.updates import Network, add_update_metrics, as_list, step_
@@ -34,6 +35,9 @@ from lit_rl.rewards.base import Sample
 from lit_rl.rollout.sampling import Sampling
 from lit_rl.seeding import derived_generator
 from lit_rl.timing import Clock
+
+Generate = Callable[[RolloutBatch, Sampling, int, str], RolloutBatch]
+"""(prompts, sampling, completions per prompt, purpose) -> rows with completions."""
 
 
 class RLModule(L.LightningModule):
@@ -105,6 +109,7 @@ class RLModule(L.LightningModule):
         self.last_rollout: RolloutBatch | None = None
         self.validation = ValidationScores()
         self._rollout: RolloutBatch | None = None
+        self.more: Generate | None = None
         self._is_built = False
 
     # ---------------------------------------------------------------------------------------------- the step
@@ -157,9 +162,9 @@ class RLModule(L.LightningModule):
 
     # ------------------------------------------------------------------------------------- parts of the step
 
-    def set_rollout(self, rollout: RolloutBatch) -> None:
-        """Hand over this step's completions; `RolloutGeneration` does."""
-        self._rollout = rollout
+    def set_rollout(self, rollout: RolloutBatch, more: Generate | None = None) -> None:
+        """Hand over this step's completions, and a way to more of them; `RolloutGeneration` does."""
+        self._rollout, self.more = rollout, more
 
     def take_rollout(self, batch: RolloutBatch) -> RolloutBatch:
         """This step's completions: handed over, or in the batch itself.
@@ -179,23 +184,14 @@ class RLModule(L.LightningModule):
 
     def score_rewards(self, rollout: RolloutBatch) -> None:
         """Fill in rewards and feedback, and take rows out of the loss that must not count."""
-        assert rollout.completion_mask is not None
         if self.reward is not None:
-            scores = self.reward(self.samples(rollout))
-            rollout.rewards = scores.rewards.to(self.device)
-            rollout.rewards_per_func = scores.rewards_per_func.to(self.device)
-            rollout.feedback = scores.feedback
-            for name, value in scores.metrics.items():
-                self.sums.add(f"reward/{name}", value * len(rollout), len(rollout))
+            fill_rewards_(self, rollout)
+            self.complete(rollout)
             emit(self, "on_rollout_scored", rollout=rollout)
-        if rollout.rewards is not None:
-            rollout.completion_mask = rollout.completion_mask & ~rollout.rewards.isnan()[:, None]
-        if self.mask_truncated_completions:
-            assert rollout.finish_reason is not None
-            is_cut = torch.tensor(
-                [reason == "length" for reason in rollout.finish_reason], device=self.device
-            )
-            rollout.completion_mask = rollout.completion_mask & ~is_cut[:, None]
+        take_out_(rollout, truncated=self.mask_truncated_completions)
+
+    def complete(self, rollout: RolloutBatch) -> None:
+        """What rewards make necessary: other prompts, or completions to compare with. Collective."""
 
     def samples(self, rollout: RolloutBatch) -> list[Sample]:
         """The rows as reward functions see them."""

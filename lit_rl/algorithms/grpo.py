@@ -15,6 +15,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lit_rl.algorithms.base import RLModule, Stateful
+from lit_rl.algorithms.refills import Refills, greedy_rewards
 from lit_rl.algorithms.reporting import add_correction_metrics, add_mismatch
 from lit_rl.batch import RolloutBatch
 from lit_rl.distributed import gather_rows
@@ -25,6 +26,7 @@ from lit_rl.models.score import Rows
 from lit_rl.models.score_kl import KLScores, score_kl
 from lit_rl.objectives.advantage import Advantage, ScoredRows
 from lit_rl.objectives.covariance_losses import TokenPicking
+from lit_rl.objectives.dynamic_sampling import DynamicSampling
 from lit_rl.objectives.kl import KL, KLCoefficient
 from lit_rl.objectives.policy import ClippedSurrogate, PolicyLoss, Terms
 from lit_rl.objectives.reference import Ref
@@ -42,6 +44,7 @@ class GRPO(RLModule):
         kl: the penalty towards the reference, in the loss or in the reward; off loads none.
         ref: whose weights the reference has, and where they rest.
         rollout_correction: weights of training over engine probability.
+        dynamic_sampling: fresh prompts in the place of groups that teach nothing.
         base: the arguments of `RLModule`.
 
     Raises:
@@ -56,6 +59,7 @@ class GRPO(RLModule):
         kl: KL | None = None,
         ref: Ref | None = None,
         rollout_correction: RolloutCorrection | None = None,
+        dynamic_sampling: DynamicSampling | None = None,
         **base: Any,
     ) -> None:
         super().__init__(**base)
@@ -65,6 +69,7 @@ class GRPO(RLModule):
         self.ref_settings = ref or Ref()
         self.kl_coef = KLCoefficient(self.kl.kl_ctrl) if self.kl.use_kl_in_reward else None
         self.rollout_correction = rollout_correction or RolloutCorrection()
+        self.refills = Refills(dynamic_sampling or DynamicSampling())
         if self.has_policy_term:
             self._check_estimator()
         if self.rollout_correction.is_unbounded:
@@ -98,7 +103,8 @@ class GRPO(RLModule):
 
     @property
     def stateful(self) -> dict[str, Stateful]:
-        moving = {"kl_coef": self.kl_coef} if self.kl_coef is not None and self.kl_coef.is_moving else {}
+        parts = {"kl_coef": self.kl_coef, "refills": self.refills}
+        moving = {name: part for name, part in parts.items() if part is not None and part.is_moving}
         return {**super().stateful, **moving}
 
     def build_roles(self) -> None:
@@ -106,6 +112,12 @@ class GRPO(RLModule):
             self.ref = self.ref_settings.role(self.policy, moves=self.ref_moves)
 
     # ------------------------------------------------------------------------------------------ once per step
+
+    def complete(self, rollout: RolloutBatch) -> None:
+        if self.refills.is_moving:
+            self.refills(self, rollout)
+        if self.advantage.needs_baselines:
+            rollout.baselines = greedy_rewards(self, rollout)
 
     def prepare(self, rollout: RolloutBatch) -> None:
         super().prepare(rollout)
@@ -148,7 +160,8 @@ class GRPO(RLModule):
         assert rollout.rewards is not None and rollout.completion_len is not None
         assert rollout.completion_mask is not None
         penalty = self.reward_penalty(rollout)
-        return ScoredRows(rollout.rewards, rollout.completion_len, rollout.completion_mask, penalty)
+        lengths, mask = rollout.completion_len, rollout.completion_mask
+        return ScoredRows(rollout.rewards, lengths, mask, penalty, rollout.baselines)
 
     def reward_penalty(self, rollout: RolloutBatch) -> Tensor:
         """(B, T): what is subtracted from the reward of each token, KL times its weight. Collective.

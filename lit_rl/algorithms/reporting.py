@@ -53,13 +53,27 @@ def add_reward_metrics(sums: MetricSums, rollout: RolloutBatch) -> None:
     has_reward = ~rollout.rewards.isnan()
     sums.add("rollout/reward", rollout.rewards.nan_to_num().sum(), has_reward.sum())
     groups = rollout.rewards.view(-1, rollout.num_generations)
-    low, high = groups.nan_to_num(torch.inf).amin(1), groups.nan_to_num(-torch.inf).amax(1)
+    low, high = _extremes(groups)
     count = len(groups)
     if rollout.num_generations > 1:  # a group of one has no spread, and nobody looks for it
         sums.add("rollout/reward_std", group_std(groups).sum(), count)
-        sums.add("rollout/zero_variance_frac", (high - low <= FLAT).sum(), count)
+        sums.add("rollout/zero_variance_frac", is_flat(groups).sum(), count)
     sums.add("rollout/all_right_frac", (low >= RIGHT).sum(), count)
     sums.add("rollout/all_wrong_frac", (high < RIGHT).sum(), count)
+
+
+def is_flat(groups: Tensor) -> Tensor:
+    """(P,) bool: the rewards of the group are equal (to 1e-8), or there are none.
+
+    Args:
+        groups: (P, G) float, NaN where there is no reward.
+    """
+    low, high = _extremes(groups)
+    return high - low <= FLAT
+
+
+def _extremes(groups: Tensor) -> tuple[Tensor, Tensor]:
+    return groups.nan_to_num(torch.inf).amin(1), groups.nan_to_num(-torch.inf).amax(1)
 
 
 def group_std(groups: Tensor) -> Tensor:

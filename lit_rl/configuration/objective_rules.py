@@ -46,6 +46,17 @@ def scaling(settings: Settings) -> str | None:
     return None
 
 
+def refills(settings: Settings) -> str | None:
+    """Groups of equal rewards teach nothing only where the estimator compares inside the group."""
+    key = "algo.dynamic_sampling.max_refills"
+    if settings.get(WEIGHT, 0.0) == 1.0:
+        return settings.idle([key], f"{WEIGHT} below 1 (found 1.0): a teacher needs no spread")
+    comparing = (*GROUP_RELATIVE, "gpg")
+    if settings.get(ESTIMATOR, "grpo") not in comparing or settings.get("algo.num_generations", 2) < 2:
+        return settings.idle([key], f"{ESTIMATOR} {' or '.join(comparing)}, and groups of at least 2")
+    return None
+
+
 def no_estimator(settings: Settings) -> str | None:
     """Rules 10 and 13: without an estimator there is no policy term."""
     if settings.get(ESTIMATOR) != "none":

@@ -23,7 +23,7 @@ from lit_rl.configuration.validate import block_class
 GROUPS = (
     ("data", ("arithmetic", "gsm8k", "sciknoweval", "parquet", "question", "chat_sft")),
     ("model", ("tiny", "smollm2_135m", "hf")),
-    ("reward", ("by_source", "random")),
+    ("reward", ("by_source", "soft_overlong", "random")),
     (
         "algo",
         (
@@ -34,6 +34,10 @@ GROUPS = (
             "gspo",
             "cispo",
             "rloo",
+            "remax",
+            "opo",
+            "gpg",
+            "grpo_passk",
             "reinforce_plus_plus",
             "reinforce_plus_plus_baseline",
             "ppo",

@@ -45,6 +45,7 @@ RULES: list[Rule] = [
     objective.groups_of_one,
     objective.discount,
     objective.scaling,
+    objective.refills,
     objective.no_estimator,
     objective.one_kl,
     objective.kl_estimator,

@@ -13,11 +13,12 @@ from lit_rl.batch import RolloutBatch
 from lit_rl.data.chat import Chat, load_tokenizer
 from lit_rl.data.loader import LoaderOptions, RunLoader
 from lit_rl.data.named import NamedRows
-from lit_rl.data.order import RowOrder, TrainBatches, validation_batches
+from lit_rl.data.order import RowOrder, TrainBatches, rows_not_in_use, validation_batches
 from lit_rl.data.parquet import Block, Rows, RowSource, open_rows
 from lit_rl.data.scan import Judge, dropped_rows
 from lit_rl.distributed import rank, world_size
 from lit_rl.errors import ConfigError, DataError
+from lit_rl.seeding import derived_seed
 
 log = logging.getLogger(__name__)
 
@@ -186,6 +187,19 @@ class RowDataModule(L.LightningDataModule):
         return RunLoader(
             batches, self._collate(self._opened("train")), options=self.loader, identity=identity
         )
+
+    def fresh_rows(self, start: int, count: int, in_use: set[int]) -> tuple[list[int], int]:
+        """Training rows from a second order of their own, to replace rows of a step. See `rows_not_in_use`.
+
+        Always shuffled, so that the rows of the coming steps are not used up in their order.
+        """
+        seed = derived_seed(self.data_seed, "fresh rows")
+        order = RowOrder(self._blocks("train"), shuffle=True, seed=seed)
+        return rows_not_in_use(order, start, count, in_use)
+
+    def train_rows(self, rows: Sequence[int]) -> RolloutBatch:
+        """These training rows as a batch."""
+        return self._collate(self._opened("train"))(rows)
 
     def val_dataloader(self) -> RunLoader | list[RunLoader]:
         """Every validation row once over all ranks; no loader when `val_files` is null.

@@ -5,7 +5,7 @@ The order is a function of (seed, data epoch), so a place in it is one number, t
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, count, pairwise
+from itertools import chain, count, islice, pairwise
 
 import torch
 
@@ -58,6 +58,33 @@ class RowOrder:
             window.append(i)
             size += self.blocks[i].size
         yield window
+
+
+def rows_not_in_use(
+    order: RowOrder, start: int, count_wanted: int, in_use: set[int]
+) -> tuple[list[int], int]:
+    """The next rows of the order, run through again and again, that are not in use.
+
+    Args:
+        order: of the rows.
+        start: rows taken or passed over before, counted over all passes.
+        count_wanted: rows to take.
+        in_use: rows to pass over.
+
+    Returns:
+        the rows, fewer where all others are in use; and the next start.
+    """
+    rows: list[int] = []
+    taken = set(in_use)
+    epoch, offset = divmod(start, len(order))
+    endless = islice(chain.from_iterable(order.epoch(e) for e in count(epoch)), offset, None)
+    while len(rows) < count_wanted and len(taken) < len(order):
+        row = next(endless)
+        start += 1
+        if row not in taken:
+            taken.add(row)
+            rows.append(row)
+    return rows, start
 
 
 class TrainBatches:

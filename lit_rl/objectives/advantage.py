@@ -21,12 +21,15 @@ class ScoredRows(NamedTuple):
         lengths: (B,) long, tokens of each completion.
         mask: (B, T) bool, tokens that count in the loss.
         penalty: (B, T) float, subtracted from the reward of each token; zeros where there is none.
+        baselines: (B,) float, reward of the greedy completion of the same prompt, NaN where it has none; only
+            remax reads it.
     """
 
     rewards: Tensor
     lengths: Tensor
     mask: Tensor
     penalty: Tensor
+    baselines: Tensor | None = None
 
     def groups(self, num_generations: int) -> Tensor:
         """(P, G): the reward of each completion less its penalty."""
@@ -44,12 +47,13 @@ class Advantage:
 
     Args:
         adv_estimator: "grpo" centres the rewards in their group; "grpo_passk" credits the best of a group by
-            its margin; "rloo" takes the mean of the others as baseline; "opo" the mean weighted by length;
-            "gpg" centres and scales by completions / completions of non-zero reward; "reinforce_plus_plus"
-            whitens returns over the tokens of the whole batch, "reinforce_plus_plus_baseline" rewards
-            centred in their group; "reward" is the discounted return itself; "gae" is generalised advantage
-            estimation against a critic, whitened over the tokens of the whole batch; "none" computes nothing,
-            for a loss without a policy term.
+            its margin; "rloo" takes the mean of the others as baseline; "remax" the reward of one greedy
+            completion, made for it; "opo" the mean weighted by length; "gpg" centres and scales by
+            completions / completions of non-zero reward; "reinforce_plus_plus" whitens returns over the
+            tokens of the whole batch, "reinforce_plus_plus_baseline" rewards centred in their group; "reward"
+            is the discounted return itself; "gae" is generalised advantage estimation against a critic,
+            whitened over the tokens of the whole batch; "none" computes nothing, for a loss without a policy
+            term.
         scale_rewards: what the centred reward is divided by: the standard deviation of its "group" (true), of
             the whole "batch", or "none" (false). The reinforce_plus_plus pair has a scale of its own, that
             of the whole batch's tokens, unless this is none.
@@ -68,6 +72,7 @@ class Advantage:
         "grpo",
         "grpo_passk",
         "rloo",
+        "remax",
         "opo",
         "gpg",
         "reinforce_plus_plus",
@@ -104,6 +109,11 @@ class Advantage:
         """Whether a group of one has nothing to be compared with."""
         return self.adv_estimator in GROUP_RELATIVE
 
+    @property
+    def needs_baselines(self) -> bool:
+        """Whether each prompt needs a greedy completion."""
+        return self.adv_estimator == "remax"
+
     def __call__(self, rows: ScoredRows, num_generations: int) -> Tensor:
         """Advantages of this rank's rows. Collective where the whole batch counts.
 
@@ -116,9 +126,10 @@ class Advantage:
             estimator is group-relative, in groups of equal rewards.
         """
         estimator = ESTIMATORS[self.adv_estimator]
-        if self.scale != "batch" and self.adv_estimator not in OVER_THE_BATCH:
+        is_over_batch = self.scale == "batch" and self.adv_estimator in SCALED_BY_GROUP
+        if not is_over_batch and self.adv_estimator not in OVER_THE_BATCH:
             return estimator(rows, num_generations, self)
-        everything, own = gather_rows(*rows)
+        everything, own = gather_rows(rows.rewards, rows.lengths, rows.mask, rows.penalty)
         advantages = estimator(ScoredRows(*everything), num_generations, self)[own]
         return advantages if advantages.dim() == 1 else advantages[:, : rows.mask.shape[1]]
 
@@ -149,6 +160,16 @@ def _grpo_passk(rows: ScoredRows, num_generations: int, own: Advantage) -> Tenso
 def _rloo(rows: ScoredRows, num_generations: int, own: Advantage) -> Tensor:
     groups = rows.groups(num_generations)
     return estimators.rloo(groups, scale=own.scale, std_epsilon=own.std_epsilon).flatten()
+
+
+def _remax(rows: ScoredRows, num_generations: int, own: Advantage) -> Tensor:
+    if rows.baselines is None:
+        raise ConfigError(
+            f"{own.key}.adv_estimator 'remax' needs the reward of a greedy completion for each prompt, and "
+            "the rollout has none: train on prompts with a reward, or store baselines beside the rewards."
+        )
+    baselines = torch.where(rows.baselines.isnan(), rows.rewards, rows.baselines)
+    return estimators.remax(rows.token_rewards(), rows.mask, baselines)
 
 
 def _opo(rows: ScoredRows, num_generations: int, own: Advantage) -> Tensor:
@@ -182,6 +203,7 @@ ESTIMATORS: dict[str, Callable[[ScoredRows, int, Advantage], Tensor]] = {
     "grpo": _grpo,
     "grpo_passk": _grpo_passk,
     "rloo": _rloo,
+    "remax": _remax,
     "opo": _opo,
     "gpg": _gpg,
     "reinforce_plus_plus": _reinforce_plus_plus,
@@ -190,4 +212,5 @@ ESTIMATORS: dict[str, Callable[[ScoredRows, int, Advantage], Tensor]] = {
     "none": _none,
 }
 GROUP_RELATIVE = ("grpo", "grpo_passk", "rloo", "opo", "reinforce_plus_plus_baseline")
+SCALED_BY_GROUP = ("grpo", "rloo")
 OVER_THE_BATCH = ("gpg", "reinforce_plus_plus", "reinforce_plus_plus_baseline")

@@ -75,6 +75,10 @@ class Sampling:
             if not is_legal:
                 raise ConfigError(f"{self.key}.{name} {rule} (found {getattr(self, name)!r}).")
 
+    def greedy(self) -> Self:
+        """The same lengths and ends, with the most likely token each time."""
+        return replace(self, temperature=0.0, top_p=1.0, top_k=0, min_p=None)
+
     def effective(self) -> Self:
         """The same settings, with entries of generation_kwargs that have a field of their own moved into it.
 

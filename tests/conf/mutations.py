@@ -116,6 +116,7 @@ def table(folder: Path) -> dict[str, Mutation]:
         "algo.kl.kl_ctrl.kl_coef": to(0.5, *in_reward),
         "algo.kl.kl_ctrl.horizon": to(20, *adaptive),
         "algo.kl.kl_ctrl.target_kl": to(1e-6, *adaptive, "algo.kl.kl_ctrl.horizon=100"),
+        "algo.dynamic_sampling.max_refills": to(2, "optim.lr=1e-3"),
         "algo.ref.path": to("no_such_folder"),
         "algo.advantage.gamma": to(0.5, "algo.advantage.adv_estimator=reinforce_plus_plus"),
         "algo.rollout_correction.rollout_is": to("true", corrected[0], corrected[3]),

@@ -60,7 +60,7 @@ NEEDS = {  # what a choice cannot do without
 }
 # Where a yaml file differs from its class on purpose: the presets of an algorithm, and file names.
 ON_PURPOSE = {
-    "reward.reward_weights": "random: the true verifier is only logged",
+    "reward.reward_weights": "random: the true verifier is only logged; soft_overlong: its penalty",
     "data.train_files": "must be given, but for the embedded rows",
     "data.val_files": "as train_files",
     "algo.sampling.temperature": "grpo: TRL's GRPO document",
@@ -73,6 +73,7 @@ ON_PURPOSE = {
     "algo.sampling.max_completion_length": "ppo: verl's document",
     "algo.advantage.scale_rewards": "as the paper of the algorithm does",
     "algo.mask_truncated_completions": "dapo: cut completions are left out",
+    "algo.dynamic_sampling.max_refills": "dapo: its dynamic sampling",
     "algo.kl.beta": "grpo: TRL's GRPO document",
     "model.path": "the choice itself",
     "checkpoint.default_local_dir": "in the folder of the run",
