@@ -21,7 +21,10 @@ def kills(*arguments: str) -> str:
 @pytest.mark.field("log/3")
 def test_a_killed_run_ends_as_if_nothing_had_happened() -> None:
     """Killed after the end of a data epoch; what each case trains stands in the script."""
-    cases = ("sdpo_ema", "lora", "reference_sync", "sft", "async_save", "two_loader_workers", "two_processes")
+    cases = (
+        *("sdpo_ema", "dapo", "lora", "reference_sync", "sft"),
+        *("async_save", "two_loader_workers", "two_processes"),
+    )
     assert kills("--once", "--cases", *cases) == "".join(f"{case}: equal\n" for case in cases)
 
 

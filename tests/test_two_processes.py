@@ -38,7 +38,7 @@ def completions(folder: Path) -> dict[tuple[int, int, int], str]:
 @pytest.mark.slow
 @pytest.mark.field("dist/1")
 @pytest.mark.field("dist/4")
-@pytest.mark.parametrize("algo", ["grpo", "sdpo"])
+@pytest.mark.parametrize("algo", ["grpo", "sdpo", "dapo", "remax"])
 def test_two_processes_equal_one(algo: str, tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     run(one, f"algo={algo}")

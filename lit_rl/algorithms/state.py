@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from lit_rl.algorithms.quantized_state import packed, unpacked
 from lit_rl.errors import DataError
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ def add_state(module: RLModule, checkpoint: dict[str, Any]) -> None:
     frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
     for name in frozen:
         checkpoint["state_dict"].pop(name, None)
+    if "optimizer_states" in checkpoint:
+        checkpoint["optimizer_states"] = packed(checkpoint["optimizer_states"])
     checkpoint["lit_rl"] = {
         "algorithm": type(module).__name__,
         "optimizer_steps": module.optimizer_steps,
@@ -53,6 +56,8 @@ def take_state(module: RLModule, checkpoint: dict[str, Any]) -> None:
             f"The checkpoint was written by {saved['algorithm']}, this run is {type(module).__name__}; "
             f"resume with the same algo, or start afresh with checkpoint.resume_mode=disable."
         )
+    if "optimizer_states" in checkpoint:
+        checkpoint["optimizer_states"] = unpacked(checkpoint["optimizer_states"])
     own = module.state_dict()
     if checkpoint["state_dict"]:
         checkpoint["state_dict"].update({name: own[name] for name in saved["left_out"]})

@@ -45,7 +45,7 @@ GROUPS = (
         ),
     ),
     ("policy_loss", ("clipped", "gpg", "cispo", "sapo", "geo_mean", "clip_cov", "kl_cov")),
-    ("optim", ("adamw", "adam", "sgd")),
+    ("optim", ("adamw", "adam", "sgd", "adamw_torchao", "adamw_bnb")),
     ("schedule", ("default",)),
     ("rollout", ("hf", "vllm", "vllm_server")),
     ("checkpoint", ("default",)),
@@ -152,7 +152,8 @@ def _collect(
     comments: dict[str, str],
     implied: Any = None,
 ) -> None:
-    target: Any = resolved(node["_target_"]) if "_target_" in node else implied
+    path = str(node.get("_target_", ""))
+    target: Any = resolved(path) if path.startswith("lit_rl.") else None if path else implied
     is_ours = target is not None and target.__module__.startswith("lit_rl.")
     accepted = signature(target).parameters if is_ours else {}
     meanings = arguments(target) if is_ours else {}

@@ -3,6 +3,7 @@
 import collections.abc
 import dataclasses
 import importlib
+import importlib.util
 import inspect
 import os
 import re
@@ -79,6 +80,8 @@ def resolved(path: str) -> Callable[..., Any]:
         if callable(found):
             return found
         break
+    if importlib.util.find_spec(parts[0]) is None:
+        raise ImportError(f"the package {parts[0]} is not installed; pip install {parts[0]}")
     raise ImportError(f"there is no class or function {path}")
 
 

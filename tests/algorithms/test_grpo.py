@@ -7,7 +7,7 @@ import torch
 
 from lit_rl.algorithms.grpo import GRPO
 from lit_rl.errors import ConfigError
-from lit_rl.objectives.advantage import Advantage
+from lit_rl.objectives.advantage import Advantage, ScoredRows
 from lit_rl.objectives.covariance_losses import ClipCov
 from lit_rl.objectives.kl import KL, KLControl
 from lit_rl.objectives.rollout_correction import RolloutCorrection
@@ -123,3 +123,35 @@ def test_noise_belongs_to_the_completion(grpo: Callable, train: Callable, with_p
     part = train(grpo(**settings), [batch.select(slice(4, 8))])
     assert torch.equal(whole.last_rollout.noise[4:8], part.last_rollout.noise)
     assert whole.last_rollout.noise.unique().numel() == whole.last_rollout.noise.numel()
+
+
+def test_remax_credits_the_return_against_the_greedy_completion(
+    grpo: Callable, train: Callable, with_prompts: Callable
+) -> None:
+    batch = with_prompts()
+    batch.baselines[:4] = torch.nan  # a prompt whose greedy completion has no reward
+    module = train(grpo(advantage=Advantage(adv_estimator="remax"), num_generations=4), [batch])
+    mask = batch.completion_mask
+    expected = (batch.rewards - batch.baselines).nan_to_num()[:, None] * mask
+    torch.testing.assert_close(module.last_rollout.advantages.float(), expected.float())
+    assert (expected != 0).any()
+
+
+def test_remax_without_baselines_says_what_is_missing(
+    grpo: Callable, train: Callable, with_prompts: Callable
+) -> None:
+    batch = with_prompts()
+    batch.baselines = None
+    with pytest.raises(ConfigError, match=r"'remax' needs the reward of a greedy completion"):
+        train(grpo(advantage=Advantage(adv_estimator="remax")), [batch])
+
+
+@pytest.mark.field("num/3")
+@pytest.mark.parametrize("name", ["grpo", "grpo_passk", "rloo", "opo", "gpg"])
+@pytest.mark.parametrize("reward", [0.35, 1.0, -7.3])
+def test_groups_of_equal_rewards_get_exactly_nothing(name: str, reward: float) -> None:
+    rewards = torch.full((7,), reward)
+    mask = torch.ones(7, 2, dtype=torch.bool)
+    rows = ScoredRows(rewards, torch.arange(7) + 1, mask, torch.zeros(7, 2))
+    advantages = Advantage(adv_estimator=name)(rows, 7)  # type: ignore[arg-type]
+    assert advantages.eq(0).all()

@@ -40,11 +40,12 @@ class Case:
 CASES = {
     "grpo": Case(("algo=grpo", "algo.num_iterations=2", "algo.kl.beta=0.04")),
     "sdpo_ema": Case(("algo=sdpo",)),
+    "dapo": Case(("algo=dapo",)),
     "lora": Case(("algo=grpo", "model.lora.lora_rank=2")),
     "reference_sync": Case(
         (
             *("algo=grpo", "algo.kl.beta=0.04", "callbacks=[default,reference_sync]"),
-            "callbacks.reference_sync.ref_model_sync_steps=1",
+            *("callbacks.reference_sync.ref_model_sync_steps=1", "model.lora.lora_rank=2"),
         )
     ),
     "sft": Case(

@@ -1,6 +1,5 @@
 """The yaml files: each composes and passes the check, defaults are the classes', the page knows every key."""
 
-import importlib.util
 import re
 from functools import cache
 from importlib.util import find_spec
@@ -78,6 +77,7 @@ ON_PURPOSE = {
     "model.path": "the choice itself",
     "checkpoint.default_local_dir": "in the folder of the run",
 }
+PACKAGES = {"adamw_torchao": "torchao", "adamw_bnb": "bitsandbytes"}  # that need not be there
 WITHOUT_ROLLOUTS = {"num_generations", "mask_truncated_completions", "sampling", "reward"}
 NAMES_OF_THE_RUN = ("project", "name", "run_name", "experiment_name")  # of loggers
 OUR_OWN = {  # keys beyond the specification, and why
@@ -106,7 +106,7 @@ OUR_OWN = {  # keys beyond the specification, and why
 }
 
 
-MISSING = {name for name in LOGGER_PACKAGES if importlib.util.find_spec(name) is None}
+MISSING = {name for name in LOGGER_PACKAGES if find_spec(name) is None}
 
 
 def choices(group: str) -> list[str]:
@@ -142,8 +142,12 @@ EVERY = [(group, choice) for group in (*GROUPS, "algo", "experiment", "debug") f
 @pytest.mark.parametrize(("group", "choice"), EVERY)
 def test_every_choice_composes_and_passes_the_check(group: str, choice: str) -> None:
     composition = composed(group, choice)
+    package = PACKAGES.get(choice)
     if choice in MISSING:
         with pytest.raises(ConfigError, match=f"needs the package {choice}"):
+            validate(composition.tree, composition.baseline, composition.choices)
+    elif package is not None and find_spec(package) is None:
+        with pytest.raises(ConfigError, match=rf"optim\._target_ .*the package {package} is not installed"):
             validate(composition.tree, composition.baseline, composition.choices)
     elif choice == "gpu" and not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="needs a GPU"):
@@ -157,7 +161,8 @@ def test_every_choice_composes_and_passes_the_check(group: str, choice: str) -> 
 
 @pytest.mark.parametrize("group", ["callbacks", "logger", "trainer", "optim", "schedule", "reward", "data"])
 def test_every_choice_of_a_cheap_group_can_be_built(group: str, tmp_path: Path) -> None:
-    for choice in set(choices(group)) - {"gpu"} - MISSING:
+    missing = {choice for choice, package in PACKAGES.items() if find_spec(package) is None}
+    for choice in set(choices(group)) - {"gpu"} - MISSING - missing:
         job = checked(SOURCE, [*line(group, choice), f"run_dir={tmp_path}"])
         node = job.tree[group]
         parts = built_all(node) if group in ("callbacks", "logger") else [built(node)]

@@ -105,6 +105,10 @@ CASES = [
         ["rollout_is_threshold_lower", "rollout_is_mode"],
     ),
     ("algo.kl.beta=0 callbacks=[default,reference_sync]", ["callbacks.reference_sync", "algo.kl.beta"]),
+    (
+        "algo.advantage.adv_estimator=reward algo.dynamic_sampling.max_refills=2",
+        ["algo.dynamic_sampling.max_refills", "algo.advantage.adv_estimator"],
+    ),
     ("algo.kl.beta=0 algo.ref.path=x", ["algo.ref.path", "algo.kl.beta"]),
     ("algo.ref.trust_remote_code=true", ["algo.ref.trust_remote_code", "algo.ref.path"]),
     ("algo.ref.param_offload=true", ["algo.ref.param_offload", "trainer.accelerator"]),
@@ -356,6 +360,9 @@ def test_a_breach_is_refused_and_names_every_key(refusal, line: str, parts: list
         "algo=grpo algo.advantage.scale_rewards=false",
         "algo=dapo policy_loss=clip_cov algo.policy_loss.cov_low=0.5",
         "algo=grpo algo.kl.kl_loss_type=kl+",
+        "algo=grpo algo.kl.kl_loss_type=full algo.dynamic_sampling.max_refills=1",
+        "algo=remax algo.num_generations=1",
+        "algo=dapo reward=soft_overlong",
         "algo=rloo algo.kl.beta=0 algo.kl.use_kl_in_reward=true algo.kl.kl_ctrl.type=adaptive "
         "algo.kl.kl_ctrl.horizon=5 callbacks=[default,reference_sync]",
         "algo=grpo algo.rollout_correction.rollout_is=true rollout.calculate_log_probs=true "

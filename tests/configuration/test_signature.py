@@ -97,3 +97,8 @@ def test_ddp_takes_the_arguments_of_the_wrapper_it_makes() -> None:
 def test_a_path_that_leads_nowhere_is_an_import_error(path: str) -> None:
     with pytest.raises(ImportError):
         resolved(path)
+
+
+def test_a_package_that_is_not_there_is_named() -> None:
+    with pytest.raises(ImportError, match="the package no_such_package is not installed"):
+        resolved("no_such_package.optim.AdamW")

@@ -13,9 +13,9 @@ LENGTHS = torch.tensor([2, 4, 2, 4])
 
 def rows(rewards: torch.Tensor = REWARDS, penalty: torch.Tensor | None = None) -> ScoredRows:
     mask = length_mask(LENGTHS[: len(rewards)], 5)
-    return ScoredRows(
-        rewards, LENGTHS[: len(rewards)], mask, torch.zeros(mask.shape) if penalty is None else penalty
-    )
+    cost = torch.zeros(mask.shape) if penalty is None else penalty
+    greedy = torch.tensor([0.25, 0.25, 1.0, 1.0])[: len(rewards)]
+    return ScoredRows(rewards, LENGTHS[: len(rewards)], mask, cost, greedy)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +84,14 @@ def test_a_penalty_is_paid_by_the_token_or_by_the_row() -> None:
     by_token = Advantage(adv_estimator="reward")(rows(penalty=penalty), 2)
     torch.testing.assert_close(by_token[0], torch.tensor([0.75, 1, 0, 0, 0]))
     torch.testing.assert_close(by_token[1], torch.tensor([-0.5, -0.5, -0.5, 0, 0]))
+
+
+def test_remax_is_the_return_less_the_greedy_reward() -> None:
+    penalty = torch.zeros(4, 5)
+    penalty[0, 1] = 0.5  # on the last of two tokens: both pay it
+    advantages = Advantage(adv_estimator="remax")(rows(penalty=penalty), 2)
+    expected = [[0.25, 0.25, 0, 0, 0], [-0.25, -0.25, -0.25, -0.25, 0], [0] * 5, [0] * 5]
+    torch.testing.assert_close(advantages, torch.tensor(expected))
 
 
 @pytest.mark.parametrize("name", [name for name in ESTIMATORS if name != "none"])
