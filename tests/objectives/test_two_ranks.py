@@ -41,7 +41,7 @@ def rows() -> ScoredRows:
 
 def share(rank: int) -> ScoredRows:
     """Of one rank, padded no wider than its own rows are."""
-    own = ScoredRows(*(tensor[RANKS[rank]] for tensor in rows()))
+    own = ScoredRows(*(tensor[RANKS[rank]] for tensor in rows()[:4]))
     width = int(own.lengths.max())
     return own._replace(mask=own.mask[:, :width], penalty=own.penalty[:, :width])
 
