@@ -40,7 +40,7 @@ def embedded_chat() -> Chat:
 
 
 def rows_with_prompts(**sizes: Any) -> RolloutBatch:
-    """`scored_rows` with a chat prompt in each row, as the teacher needs it; and the engine's logps.
+    """`scored_rows` with a chat prompt in each row, as the teacher needs it; the engine's logps; baselines.
 
     Rewards and logps are float64, so that sums in another order stay within 1e-10.
     """
@@ -54,6 +54,7 @@ def rows_with_prompts(**sizes: Any) -> RolloutBatch:
     assert batch.completion_ids is not None
     noise = torch.randn(batch.completion_ids.shape, generator=torch.Generator().manual_seed(1))
     batch.rollout_logps = noise.double() / 2 - 4.85
+    batch.baselines = (batch.prompt_row % 2).double()
     return batch
 
 
