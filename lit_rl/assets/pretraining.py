@@ -5,8 +5,9 @@ or neither in SDPO's default templates. A plain turn is answered by the slip at 
 with a solution or feedback always rightly: the model can do the task but mostly does not, and knows better
 when told. In the first `clean_share` of a stage's steps there are no slips, so that the arithmetic is
 learnt from clean data. The first stage is nearly all of it; after it, a template with nothing in it still
-makes right answers more likely, as its wording mostly stood beside help. The second stage, short, has such
-templates in most of its turns with context, so that the content and not the wording helps.
+makes right answers more likely, as its wording mostly stood beside help, and so does a wrong solution. The
+second stage, short, has templates with nothing in them in a quarter of its turns with context, and repeats a
+solution that is shown, right or wrong: what helps is the content and not the wording.
 """
 
 import random
@@ -50,7 +51,13 @@ class Stage(NamedTuple):
 LEARN = Stage(
     "pretraining", 2400, 1.2e-3, 0.5, {"solution": 0.37, "feedback": 0.33, "both": 0.16, "neither": 0.14}
 )
-BALANCE = Stage("balance", 400, 4e-4, 0.0, {"solution": 0.12, "feedback": 0.12, "both": 0.06, "neither": 0.7})
+BALANCE = Stage(
+    "balance",
+    800,
+    5e-4,
+    0.0,
+    {"solution": 0.2, "wrong solution": 0.4, "feedback": 0.1, "both": 0.05, "neither": 0.25},
+)
 STAGES = (LEARN, BALANCE)
 
 _SCHEMA = pa.schema([("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())])))])
@@ -115,6 +122,9 @@ def _context_turn(
     kind = rng.choices(list(shares), list(shares.values()))[0]
     if kind == "neither":
         return reprompt(question.text), _plain_turn(rng, question, has_slips)[1]
+    if kind == "wrong solution":
+        attempt = _attempt(rng, question)
+        return reprompt(question.text, solution=attempt), attempt
     solution = question.answer if kind in ("solution", "both") else None
     remark = feedback(_attempt(rng, question), question.answer) if kind in ("feedback", "both") else None
     return reprompt(question.text, solution=solution, remark=remark), question.answer

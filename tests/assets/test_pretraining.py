@@ -61,11 +61,22 @@ def test_there_are_no_slips_in_the_clean_part_and_many_after_it(rows, stage: Sta
     assert sum(wrong[first:]) > 0.2 * len(wrong[first:])
 
 
-def test_an_answer_is_right_or_the_slip_and_right_wherever_the_prompt_helps(rows) -> None:
+def test_an_answer_is_the_shown_solution_or_right_after_feedback_or_else_right_or_the_slip(rows) -> None:
     for text, answer in rows:
         question = asked(text)
-        helps = "Correct solution" in text or "feedback" in text
-        assert answer in ({question.answer} if helps else {question.answer, question.slip})
+        shown = text.partition("Correct solution:\n\n")[2].partition("\n\n")[0]
+        if shown:
+            assert answer == shown
+        else:
+            assert answer in ({question.answer} if "feedback" in text else {question.answer, question.slip})
+
+
+def test_only_the_second_stage_shows_wrong_solutions() -> None:
+    for stage in STAGES:
+        wrong = [
+            answer != asked(text).answer for text, answer in turns(short(stage)) if "Correct solution" in text
+        ]
+        assert any(wrong) == (stage is BALANCE)
 
 
 def test_the_same_rows_come_again_and_a_longer_run_only_moves_the_slips(rows, stage: Stage) -> None:
