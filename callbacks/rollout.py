@@ -113,6 +113,7 @@ class RolloutGeneration(L.Callback):
         assert isinstance(pl_module, RLModule)
         if batch.completion_ids is not None:
             return
+        self._announce(pl_module, batch)
         with pl_module.clock("generate"):
             rollout = self.generate(
                 pl_module, batch, pl_module.sampling, pl_module.num_generations, purpose="train"
@@ -209,6 +210,20 @@ class RolloutGeneration(L.Callback):
             return None
         sampled = (pl_module.sampling, self.val_kwargs.over(pl_module.sampling).effective())
         return pl_module.chat.max_prompt_length + max(s.max_completion_length for s in sampled)
+
+    @staticmethod
+    def _announce(pl_module: RLModule, prompts: RolloutBatch) -> None:
+        data, tokenizer = pl_module.trainer.datamodule, pl_module.chat.tokenizer  # type: ignore[attr-defined]
+        ids = [
+            row[len(row) - n :]
+            for row, n in zip(prompts.prompt_ids.tolist(), prompts.prompt_len.tolist(), strict=True)
+        ]
+        emit(
+            pl_module,
+            "on_generation_prompts_selected",
+            generation_prompts=prompts.columns[data.prompt_key],
+            generation_prompt_text=[str(tokenizer.decode(row)) for row in ids],
+        )
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":

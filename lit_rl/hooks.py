@@ -17,6 +17,22 @@ from lit_rl.batch import RolloutBatch
 class RLCallback(L.Callback):
     """Every event as a typed method that does nothing."""
 
+    def on_generation_prompts_selected(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        *,
+        generation_prompts: list[Any],
+        generation_prompt_text: list[str],
+        **payload: Any,
+    ) -> None:
+        """The prompts of a rollout are chosen, nothing is generated yet (source: TRL SDPO's public code).
+
+        Args:
+            generation_prompts: P prompts as the data has them, messages or text.
+            generation_prompt_text: the same as the model reads them, special tokens included.
+        """
+
     def on_generation_batch_built(
         self,
         trainer: L.Trainer,
@@ -48,14 +64,19 @@ class RLCallback(L.Callback):
         prompt_ids: Tensor,
         completion_ids: Tensor,
         old_per_token_logps: Tensor | None = None,
+        teacher_input_ids: Tensor,
+        teacher_attention_mask: Tensor,
+        self_distillation_mask: Tensor,
         **payload: Any,
     ) -> None:
-        """A self-distillation batch is ready (source: TRL SDPO, callbacks).
+        """A self-distillation batch is ready (source: TRL SDPO, callbacks; teacher inputs as in its code).
 
         Args:
             prompt_ids: (B, S) long. The student's prompts.
             completion_ids: (B, T) long.
             old_per_token_logps: (B, T) float, where the importance ratio has its inputs; else None.
+            teacher_input_ids, teacher_attention_mask, self_distillation_mask: as in
+                `on_teacher_context_built`.
         """
 
     def on_teacher_context_built(

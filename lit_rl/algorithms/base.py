@@ -29,7 +29,8 @@ from lit_rl.hooks import emit
 from lit_rl.metrics import MetricSums
 from lit_rl.models.parameters import logps_dtype
 from lit_rl.models.roles import Role
-from lit_rl.models.score import Rows, TokenScores, check_head, score
+from lit_rl.models.score import TokenScores, check_head, rows_of, score
+from lit_rl.models.scorer import Scorer
 from lit_rl.objectives.batch_plan import BatchPlan
 from lit_rl.rewards.base import Sample
 from lit_rl.rollout.sampling import Sampling
@@ -99,9 +100,10 @@ class RLModule(L.LightningModule):
         self.mask_truncated_completions = mask_truncated_completions
         self.max_grad_norm, self.on_nonfinite = max_grad_norm, on_nonfinite
 
+        self.has_entropy_term = False  # in the loss, so that it needs gradients
         self.ref: Role | None = None
         self.ref_moves = False  # a callback that will mix it says so in its own setup
-        self.teacher: Role | None = None
+        self.teacher: Scorer | None = None
         self.optimizer_steps = 0
         self.clock = Clock()
         self.sums = MetricSums()
@@ -199,12 +201,12 @@ class RLModule(L.LightningModule):
 
     def score(self, model: nn.Module, rows: RolloutBatch, *, with_entropy: bool = False) -> TokenScores:
         """Log-probabilities of the completions under a model, at the sampling temperature."""
-        assert rows.completion_ids is not None and rows.completion_len is not None
         return score(
             model,
-            Rows(rows.prompt_ids, rows.prompt_len, rows.completion_ids, rows.completion_len),
+            rows_of(rows),
             temperature=self.sampling.temperature,
             with_entropy=with_entropy,
+            entropy_gradient=self.has_entropy_term,
         )
 
     @torch.no_grad()
@@ -261,10 +263,7 @@ class RLModule(L.LightningModule):
         return [Network("policy", self.policy, as_list(self.optimizers())[0], self.max_grad_norm)]
 
     def update_weights(self, loss: Tensor) -> None:
-        """Bring gradients together, clip them, take the optimizer step. Collective.
-
-        Args:
-            loss: this rank's share of the optimizer batch's loss.
+        """Bring gradients together, clip them, step; the loss is this rank's share. Collective.
 
         Raises:
             FloatingPointError: loss or gradient are not finite and `on_nonfinite` is "error".

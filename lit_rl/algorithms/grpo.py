@@ -22,7 +22,7 @@ from lit_rl.distributed import gather_rows
 from lit_rl.errors import ConfigError
 from lit_rl.functional.masking import Totals, clamped_frac, masked_mean
 from lit_rl.functional.policy_loss import LOG_RATIO_BOUND
-from lit_rl.models.score import Rows
+from lit_rl.models.score import rows_of
 from lit_rl.models.score_kl import KLScores, score_kl
 from lit_rl.objectives.advantage import Advantage, ScoredRows
 from lit_rl.objectives.covariance_losses import TokenPicking
@@ -65,6 +65,7 @@ class GRPO(RLModule):
         super().__init__(**base)
         self.advantage = advantage or Advantage()
         self.policy_loss = policy_loss or ClippedSurrogate()
+        self.has_entropy_term = self.policy_loss.entropy_coeff > 0
         self.kl = kl or KL()
         self.ref_settings = ref or Ref()
         self.kl_coef = KLCoefficient(self.kl.kl_ctrl) if self.kl.use_kl_in_reward else None
@@ -141,9 +142,14 @@ class GRPO(RLModule):
 
     def score_kl(self, rows: RolloutBatch) -> KLScores:
         """Log-probabilities, entropy and exact KL to the reference, with gradient."""
-        assert self.ref is not None and rows.completion_ids is not None and rows.completion_len is not None
-        inputs = Rows(rows.prompt_ids, rows.prompt_len, rows.completion_ids, rows.completion_len)
-        return score_kl(self.policy, self.ref, inputs, temperature=self.sampling.temperature)
+        assert self.ref is not None
+        return score_kl(
+            self.policy,
+            self.ref,
+            rows_of(rows),
+            temperature=self.sampling.temperature,
+            entropy_gradient=self.has_entropy_term,
+        )
 
     def assign_credit(self, rollout: RolloutBatch) -> None:
         """Advantages first, from the rows as they were sampled; then what the engine's mismatch rejects."""

@@ -19,7 +19,7 @@ from lit_rl.configuration.hydra_errors import as_config_error
 from lit_rl.configuration.tree import leaves, link
 
 FOREIGN = ("optim", "trainer")
-OVERLAYS = ("experiment", "debug", "preset", "preset@_global_", "critic")  # set keys, have none of their own
+OVERLAYS = ("debug", "preset", "preset@_global_", "critic")  # set keys, have none of their own
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,9 @@ class Composition:
     Attributes:
         tree: plain dictionaries, interpolations resolved; a link to a whole node stays `${model}`.
         raw: the same before interpolation.
-        baseline: the tree of the same choices without overrides, experiment and debug. Where both have the
-            same interpolation, it holds what the tree holds: a value that follows another key is not set.
+        baseline: the tree of the same choices, experiment among them, without overrides and debug. Where both
+            have the same interpolation, it holds what the tree holds: a value that follows another key is
+            not set.
         choices: the chosen file of each group that takes one.
         group_defaults: by dotted key, what the chosen files of FOREIGN say by themselves: the defaults of
             constructors that are not ours.

@@ -108,7 +108,12 @@ def _copies(settings: Settings) -> str:
         copies.append(f"reference ({shared})")
     if settings.get("algo.distillation.distillation_weight", 0.0) > 0:
         kind = settings["algo.teacher.teacher_model_kind"]
-        words = {"ema": "an averaged copy in float32", "live": "the policy itself, no copy", "base": shared}
+        words = {
+            "ema": "an averaged copy in float32",
+            "live": "the policy itself, no copy",
+            "base": shared,
+            "trust_region": f"{shared}, mixed with the policy itself",
+        }
         copies.append(f"teacher ({words.get(kind, kind)})")
     if "algo.critic" in settings:
         copies.append(_critic(settings))

@@ -3,6 +3,7 @@
 The one place that renders: whatever measures a prompt measures the ids that are generated from.
 """
 
+import re
 from typing import Any, NamedTuple
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -21,6 +22,9 @@ _OURS = (
     "return_tensors",
     "conversation",
 )
+# Characters that no text holds stand around the index of a spelling in a text that is to stay plain.
+_OPEN, _CLOSE = "\ufdd0", "\ufdd1"
+_MARKED = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
 
 
 class Supervised(NamedTuple):
@@ -72,6 +76,9 @@ class Chat:
                 raise ConfigError(
                     f"data.chat_template_kwargs must not hold {name!r}, which is always set; remove it."
                 )
+        special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+        self._specials = [_OPEN, *sorted(special, key=len, reverse=True)]
+        self._spelled = re.compile("|".join(re.escape(token) for token in self._specials))
         empty = self._tokens("", add_special_tokens=True)
         self._start = empty[:1] if empty[:1] == [tokenizer.bos_token_id] else []
 
@@ -86,6 +93,13 @@ class Chat:
     def decode(self, ids: list[int]) -> str:
         """Text without special tokens."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+    def verbatim(self, text: str) -> str:
+        """The text, marked so that `ids` takes what is spelled like a special token in it for plain text.
+
+        For text by a model or an environment inside a prompt: it must not end a turn or open one.
+        """
+        return self._spelled.sub(lambda found: f"{_OPEN}{self._specials.index(found[0])}{_CLOSE}", text)
 
     def ids(self, prompt: str | Messages) -> list[int]:
         """The whole prompt, generation header included, whatever its length.
@@ -240,7 +254,13 @@ class Chat:
         )
 
     def _tokens(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
+        parts = _MARKED.split(text)  # plain text, index of a spelling, plain text, ...
+        ids = list(self.tokenizer(parts[0], add_special_tokens=add_special_tokens)["input_ids"])
+        for index, plain in zip(parts[1::2], parts[2::2], strict=True):
+            spelling = self._specials[int(index)]
+            ids += self.tokenizer(spelling, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+            ids += self.tokenizer(plain, add_special_tokens=False)["input_ids"] if plain else []
+        return ids
 
 
 def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

@@ -5,11 +5,21 @@ No gradient reaches the teacher.
 """
 
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lit_rl.functional.logps import Head, at_targets, logits, over_chunks, tempered
+from lit_rl.functional.logps import (
+    Head,
+    at_targets,
+    entropy_of_logps,
+    logits,
+    logps_of_logits,
+    over_chunks,
+    tempered,
+)
 from lit_rl.functional.precision import promoted
 
 LOG_RATIO_BOUND = 20.0
@@ -24,7 +34,10 @@ def divergence(student_logps: Tensor, teacher_logps: Tensor, *, alpha: float) ->
         between      (1 - alpha) KL(student || M) + alpha KL(teacher || M)
                      with M = (1 - alpha) student + alpha teacher
 
-    alpha 0.5 is Jensen-Shannon, in [0, ln 2].
+    alpha 0.5 is Jensen-Shannon, in [0, ln 2]. The family jumps at its ends, as in GKD and in both public
+    SDPO codes: near 0 the middle form shrinks as alpha KL(teacher || student), near 1 as
+    (1 - alpha) KL(student || teacher). Its direction tends to that of the end, its size to zero, so an alpha
+    close to an end wants a larger learning rate or the end itself.
 
     Args:
         student_logps: (n, K) log-probabilities that sum to one.
@@ -116,61 +129,52 @@ def importance_weight(logps: Tensor, old_logps: Tensor, clip: float) -> Tensor:
     return difference.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp().clamp(max=clip)
 
 
+class Source(NamedTuple):
+    """One model's part in the teacher: its logits count with its share, and the parts add up.
+
+    Attributes:
+        hidden: (N, H). The position that predicts each completion token, under the teacher's prompt.
+        head: output head of that model.
+        share: weight of its logits. One source of share 1 is a plain teacher.
+    """
+
+    hidden: Tensor
+    head: Head
+    share: float = 1.0
+
+
+class TokenGaps(NamedTuple):
+    """What `token_gaps` finds at each of N completion tokens, differentiable in the student.
+
+    Attributes:
+        divergence: (N,) of the student's next-token distribution from the teacher's.
+        logps: (N,) log-probability of the sampled token under the student.
+        entropy: (N,) of the student's distribution, in nats; without gradient unless asked for.
+    """
+
+    divergence: Tensor
+    logps: Tensor
+    entropy: Tensor
+
+
 def trust_region_logits(ref_logits: Tensor, student_logits: Tensor, *, mix: float) -> Tensor:
     """Teacher as a mixture, `(1 - mix) * ref + mix * student`, of logits (..., V)."""
-    return torch.lerp(promoted(ref_logits), promoted(student_logits), mix)
+    return mixed_logits([ref_logits, student_logits], [1 - mix, mix])
 
 
-def chunked_divergence(
+def mixed_logits(parts: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+    """(..., V) sum of shares times logits, in float32 or better; probabilities mix geometrically."""
+    first, *others = (
+        promoted(scores) if share == 1.0 else share * promoted(scores)
+        for scores, share in zip(parts, shares, strict=True)
+    )
+    return sum(others, first)
+
+
+def token_gaps(
     student_hidden: Tensor,
-    teacher_hidden: Tensor,
     student_head: Head,
-    teacher_head: Head,
-    *,
-    alpha: float,
-    topk: int | None = None,
-    add_tail: bool = False,
-    temperature: float = 1.0,
-    chunk_tokens: int = 512,
-) -> Tensor:
-    """`divergence` or `topk_divergence` from hidden states, with the logits of one chunk at a time.
-
-    A chunk's logits are computed again in its backward. No gradient reaches the teacher's side.
-
-    Args:
-        student_hidden: (N, H). The position that predicts each completion token, under the student's prompt.
-        teacher_hidden: (N, H'). The same tokens under the teacher's prompt.
-        student_head: output head of the student.
-        teacher_head: output head of the teacher, same vocabulary.
-        alpha: as in `divergence`.
-        topk: entries of the student's top-k support, None = the whole vocabulary.
-        add_tail: with topk, one bucket for the rest.
-        temperature: > 0, of both.
-        chunk_tokens: >= 1. Positions whose logits exist at once.
-
-    Returns:
-        (N,) float32 or better.
-    """
-    targets = torch.zeros(student_hidden.shape[0], dtype=torch.long, device=student_hidden.device)
-    return chunked_divergence_and_logps(
-        student_hidden,
-        teacher_hidden,
-        student_head,
-        teacher_head,
-        targets,
-        alpha=alpha,
-        topk=topk,
-        add_tail=add_tail,
-        temperature=temperature,
-        chunk_tokens=chunk_tokens,
-    )[0]
-
-
-def chunked_divergence_and_logps(
-    student_hidden: Tensor,
-    teacher_hidden: Tensor,
-    student_head: Head,
-    teacher_head: Head,
+    teacher: Sequence[Source],
     targets: Tensor,
     *,
     alpha: float,
@@ -178,28 +182,53 @@ def chunked_divergence_and_logps(
     add_tail: bool = False,
     temperature: float = 1.0,
     chunk_tokens: int = 512,
-) -> tuple[Tensor, Tensor]:
-    """`chunked_divergence`, and the student's log-probability of each target from the same logits.
+    entropy_gradient: bool = False,
+) -> TokenGaps:
+    """`divergence` or `topk_divergence` from hidden states, with the logits of one chunk at a time.
+
+    A chunk's logits are computed again in its backward, so that of student and teacher together only a few
+    blocks of (chunk_tokens, V) exist, whatever N is. No gradient reaches the teacher's side.
 
     Args:
-        targets: (N,) long, the sampled tokens. The others as in `chunked_divergence`.
-
-    Returns:
-        divergence (N,) and logps (N,), float32 or better, both differentiable.
+        student_hidden: (N, H). The position that predicts each completion token, under the student's prompt.
+        student_head: output head of the student.
+        teacher: what the teacher is made of, on the same N tokens and with the same vocabulary.
+        targets: (N,) long, the sampled tokens.
+        alpha: as in `divergence`.
+        topk: entries of the student's top-k support, None = the whole vocabulary.
+        add_tail: with topk, one bucket for the rest.
+        temperature: > 0, of both.
+        chunk_tokens: >= 1. Positions whose logits exist at once.
+        entropy_gradient: as in `logps.token_logps`.
     """
+    heads, shares = [source.head for source in teacher], [source.share for source in teacher]
 
-    def of_chunk(
-        student_chunk: Tensor, teacher_chunk: Tensor, targets_chunk: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def of_chunk(student_chunk: Tensor, targets_chunk: Tensor, *teacher_chunks: Tensor) -> TokenGaps:
         with torch.no_grad():
-            teacher = tempered(logits(teacher_chunk, teacher_head), temperature).log_softmax(-1)
-        student = tempered(logits(student_chunk, student_head), temperature).log_softmax(-1)
+            parts = [logits(chunk, head) for chunk, head in zip(teacher_chunks, heads, strict=True)]
+            theirs = tempered(mixed_logits(parts, shares), temperature).log_softmax(-1)
+        ours = tempered(logits(student_chunk, student_head), temperature).log_softmax(-1)
         if topk is None:
-            gap = divergence(student, teacher, alpha=alpha)
+            gap = divergence(ours, theirs, alpha=alpha)
         else:
-            gap = topk_divergence(student, teacher, topk=topk, alpha=alpha, add_tail=add_tail)
-        return gap, at_targets(student, targets_chunk)
+            gap = topk_divergence(ours, theirs, topk=topk, alpha=alpha, add_tail=add_tail)
+        entropy = entropy_of_logps(ours if entropy_gradient else ours.detach())
+        return TokenGaps(gap, at_targets(ours, targets_chunk), entropy)
 
-    rows = (student_hidden, teacher_hidden, targets)
-    gap, logps = over_chunks(of_chunk, rows, chunk_tokens=chunk_tokens)
-    return gap, logps
+    rows = (student_hidden, targets, *(source.hidden for source in teacher))
+    return TokenGaps(*over_chunks(of_chunk, rows, chunk_tokens=chunk_tokens))
+
+
+@torch.no_grad()
+def source_logps(
+    teacher: Sequence[Source], targets: Tensor, *, temperature: float = 1.0, chunk_tokens: int = 512
+) -> Tensor:
+    """(N,) log-probability of each target under the teacher, without gradient. Arguments as above."""
+    heads, shares = [source.head for source in teacher], [source.share for source in teacher]
+
+    def of_chunk(targets_chunk: Tensor, *chunks: Tensor) -> tuple[Tensor]:
+        parts = [logits(chunk, head) for chunk, head in zip(chunks, heads, strict=True)]
+        return (logps_of_logits(mixed_logits(parts, shares), targets_chunk, temperature=temperature),)
+
+    rows = (targets, *(source.hidden for source in teacher))
+    return over_chunks(of_chunk, rows, chunk_tokens=chunk_tokens)[0]

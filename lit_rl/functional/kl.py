@@ -107,6 +107,7 @@ def token_logps_and_kl(
     *,
     temperature: float = 1.0,
     chunk_tokens: int = 512,
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probability of each target, entropy, and exact KL, from the logits of one chunk at a time.
 
@@ -120,6 +121,7 @@ def token_logps_and_kl(
         targets: (N,) long.
         temperature: > 0, of both.
         chunk_tokens: >= 1. Positions whose logits exist at once.
+        entropy_gradient: as in `logps.token_logps`.
 
     Returns:
         logps, entropy in nats and KL(policy || ref), each (N,), float32 or better, differentiable.
@@ -129,7 +131,8 @@ def token_logps_and_kl(
         with torch.no_grad():
             ref_logps = tempered(logits(other, ref_head), temperature).log_softmax(-1)  # (chunk, V)
         logps = tempered(logits(own, head), temperature).log_softmax(-1)
-        return at_targets(logps, ids), entropy_of_logps(logps), full_kl(logps, ref_logps)
+        entropy = entropy_of_logps(logps if entropy_gradient else logps.detach())
+        return at_targets(logps, ids), entropy, full_kl(logps, ref_logps)
 
     logps, entropy, kl = over_chunks(of_chunk, (hidden, ref_hidden, targets), chunk_tokens=chunk_tokens)
     return logps, entropy, kl

@@ -89,6 +89,7 @@ def token_logps(
     temperature: float = 1.0,
     chunk_tokens: int = 512,
     with_entropy: bool = False,
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probability of each target token, and the entropy of its distribution if asked for.
 
@@ -101,6 +102,8 @@ def token_logps(
         temperature: > 0. The logits are divided by it.
         chunk_tokens: >= 1. Positions whose logits exist at once.
         with_entropy: also return the entropies.
+        entropy_gradient: let gradients through them. An entropy that is only looked at must not: what its
+            backward would need of every chunk is kept as long as nobody calls it.
 
     Returns:
         logps (N,), and entropy (N,) in nats or None; float32 or better, N = 0 included.
@@ -109,7 +112,9 @@ def token_logps(
     def of_chunk(hidden_chunk: Tensor, targets_chunk: Tensor) -> tuple[Tensor, ...]:
         every = tempered(logits(hidden_chunk, head), temperature).log_softmax(-1)  # (chunk, V)
         logps = at_targets(every, targets_chunk)
-        return (logps, entropy_of_logps(every)) if with_entropy else (logps,)
+        if not with_entropy:
+            return (logps,)
+        return logps, entropy_of_logps(every if entropy_gradient else every.detach())
 
     results = over_chunks(of_chunk, (hidden, targets), chunk_tokens=chunk_tokens)
     return results[0], results[1] if with_entropy else None

@@ -4,7 +4,7 @@ A role is a plain object, not a module: its model is in no optimizer, wrapper or
 Weights that a role has moved itself are in its `state_dict`.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 
@@ -12,9 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from lit_rl.errors import ConfigError
+from lit_rl.functional.distillation import Source
 from lit_rl.functional.ema import lerp_
 from lit_rl.models.export import save_hf
 from lit_rl.models.load import load_policy
+from lit_rl.models.score import Rows, completion_hidden, head_of
+from lit_rl.models.scorer import Scorer
 from lit_rl.models.weights import (
     base_of,
     base_tensors,
@@ -39,29 +42,18 @@ __all__ = [
 ]
 
 
-class Role(ABC):
+class Role(Scorer):
     """A model to score with: `with role.model() as model: score(model, rows)`."""
-
-    is_moving: bool = False
-    """True when its weights are no longer those it was made with, so that they have to be saved."""
 
     @abstractmethod
     def model(self) -> AbstractContextManager[nn.Module]:
         """The model in eval mode, with gradients off, as long as the context lasts."""
 
-    def to_(self, device: torch.device | str) -> None:  # noqa: B027
-        """Move weights of its own to the device."""
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The weights that it has moved, by name, sharing memory; empty for a role that never moves."""
-        return {}
+    def sources(self, rows: Rows) -> list[Source]:
+        with self.model() as model:
+            return [Source(completion_hidden(model, rows), head_of(model))]
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Undo `state_dict`, bit for bit.
-
-        Raises:
-            ConfigError: the state is not this role's.
-        """
         _load_(state, {}, self)
 
 

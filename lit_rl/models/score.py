@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lit_rl.batch import length_mask
+from lit_rl.batch import RolloutBatch, length_mask
 from lit_rl.errors import ConfigError
 from lit_rl.functional.logps import Head, logits, token_logps
 from lit_rl.models.flat_attention import flat_pass, shares_prefixes
@@ -35,6 +35,12 @@ class Rows(NamedTuple):
     completion_len: Tensor
 
 
+def rows_of(batch: RolloutBatch) -> Rows:
+    """The completions of a batch under its own prompts."""
+    assert batch.completion_ids is not None and batch.completion_len is not None
+    return Rows(batch.prompt_ids, batch.prompt_len, batch.completion_ids, batch.completion_len)
+
+
 class TokenScores(NamedTuple):
     """What `score` returns; 0 at padding.
 
@@ -53,6 +59,7 @@ def score(
     *,
     temperature: float = 1.0,
     with_entropy: bool = False,
+    entropy_gradient: bool = False,
     chunk_tokens: int = 512,
 ) -> TokenScores:
     """Log-probability of every completion token, equal to `log_softmax(model(...).logits / temperature)`.
@@ -64,6 +71,7 @@ def score(
         rows: prompts and completions.
         temperature: > 0. The logits are divided by it.
         with_entropy: also return entropies.
+        entropy_gradient: let gradients through them, as an entropy in a loss needs.
         chunk_tokens: positions whose logits exist at once.
     """
     is_token = length_mask(rows.completion_len, rows.completion_ids.shape[1])  # (B, T)
@@ -74,6 +82,7 @@ def score(
         temperature=temperature,
         chunk_tokens=chunk_tokens,
         with_entropy=with_entropy,
+        entropy_gradient=entropy_gradient,
     )
     entropy = None if flat_entropy is None else _scattered(flat_entropy, is_token)
     return TokenScores(_scattered(flat_logps, is_token), entropy)

@@ -25,7 +25,13 @@ class KLScores(NamedTuple):
 
 
 def score_kl(
-    policy: nn.Module, ref: Role, rows: Rows, *, temperature: float = 1.0, chunk_tokens: int = 512
+    policy: nn.Module,
+    ref: Role,
+    rows: Rows,
+    *,
+    temperature: float = 1.0,
+    chunk_tokens: int = 512,
+    entropy_gradient: bool = False,
 ) -> KLScores:
     """As `score`, and the exact KL at each completion token. Differentiable in the policy's parameters.
 
@@ -37,6 +43,7 @@ def score_kl(
         rows: prompts and completions.
         temperature: > 0. Both models' logits are divided by it.
         chunk_tokens: positions whose logits exist at once.
+        entropy_gradient: let gradients through the entropy too.
     """
     with ref.model() as model:
         ref_hidden = completion_hidden(model, rows)
@@ -52,5 +59,6 @@ def score_kl(
         rows.completion_ids[is_token],
         temperature=temperature,
         chunk_tokens=chunk_tokens,
+        entropy_gradient=entropy_gradient,
     )
     return KLScores(*(values.new_zeros(is_token.shape).masked_scatter(is_token, values) for values in flat))

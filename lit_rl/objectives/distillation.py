@@ -1,12 +1,15 @@
 """Distillation: what is compared with the teacher, and how it is averaged and mixed."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from lit_rl.errors import ConfigError
-from lit_rl.functional.distillation import chunked_divergence_and_logps, importance_weight
+from lit_rl.functional.distillation import Source, TokenGaps, importance_weight, token_gaps
 from lit_rl.functional.logps import Head
 from lit_rl.functional.masking import Totals, aggregate
 
@@ -27,7 +30,7 @@ class Distillation:
             Jensen-Shannon.
         distillation_mode: compare the "sampled_token" only, the student's "topk_logits", or "full_logits".
         distillation_is_clip: cap of the ratio (policy now / policy at rollout) that weighs each token; null
-            is off.
+            leaves tokens unweighted.
         distillation_topk: entries compared in mode topk_logits.
         distillation_add_tail: one more bucket for the probability outside the top entries; else both are
             renormalised.
@@ -99,45 +102,60 @@ class Distillation:
                 f"{mode!r} (found True); it belongs to 'topk_logits'."
             )
 
-    def divergence(
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the sampled token alone is compared, so that log-probabilities of the teacher will do."""
+        return self.distillation_mode == "sampled_token"
+
+    def gaps(
         self,
         student: Tensor,
-        teacher: Tensor,
-        student_head: Head,
-        teacher_head: Head,
+        head: Head,
+        teacher: Sequence[Source],
         targets: Tensor,
         temperature: float,
-    ) -> tuple[Tensor, Tensor]:
-        """(N,) divergence at each completion token, over the vocabulary or the student's top entries.
-
-        Also (N,) log-probabilities of the sampled tokens under the student, from the same logits.
+        *,
+        entropy_gradient: bool = False,
+    ) -> TokenGaps:
+        """Divergence at each of N completion tokens, over the vocabulary or the student's top entries.
 
         Args:
             student: (N, H) hidden states, with gradient.
-            teacher: (N, H) hidden states.
-            student_head: of the policy.
-            teacher_head: of the teacher.
+            head: of the policy.
+            teacher: what the teacher's logits are made of.
             targets: (N,) long, the sampled tokens.
             temperature: divides both logits.
+            entropy_gradient: let gradients through the entropy too.
         """
-        return chunked_divergence_and_logps(
+        return token_gaps(
             student,
+            head,
             teacher,
-            student_head,
-            teacher_head,
             targets,
             alpha=self.distillation_alpha,
             topk=self.distillation_topk,
             add_tail=self.distillation_add_tail,
             temperature=temperature,
             chunk_tokens=self.chunk_tokens,
+            entropy_gradient=entropy_gradient,
         )
 
-    def weighted(self, per_token: Tensor, logps: Tensor, old_logps: Tensor | None) -> Tensor:
-        """(B, T) losses times the clipped, detached importance ratio; on-policy the ratio is 1."""
+    def importance(self, logps: Tensor, old_logps: Tensor | None) -> Tensor:
+        """(B, T) capped ratio of the policy now to the policy at rollout, detached; on-policy it is 1.
+
+        Args:
+            logps: (B, T) now.
+            old_logps: (B, T) at rollout, None where the policy has not moved since.
+        """
+        if self.distillation_is_clip is None:
+            return torch.ones_like(logps)
+        return importance_weight(logps, logps if old_logps is None else old_logps, self.distillation_is_clip)
+
+    def is_capped(self, logps: Tensor, old_logps: Tensor | None) -> Tensor:
+        """(B, T) bool: tokens whose ratio the cap holds. Arguments as for `importance`."""
         if old_logps is None or self.distillation_is_clip is None:
-            return per_token
-        return per_token * importance_weight(logps, old_logps, self.distillation_is_clip)
+            return torch.zeros_like(logps, dtype=torch.bool)
+        return (logps.detach() - old_logps) > math.log(self.distillation_is_clip)
 
     def mean(self, per_token: Tensor, mask: Tensor, totals: Totals) -> Tensor:
         """The scalar of this micro-batch; over the micro-batches of all ranks it adds up to the loss.

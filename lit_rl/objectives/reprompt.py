@@ -1,8 +1,9 @@
 """Reprompt: what the teacher gets to see, from the successes and the feedback of a group."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 
@@ -20,16 +21,35 @@ TOLERANCE = 1e-6
 Prompt = str | list[dict[str, Any]]
 
 
+class TeacherPrompt(NamedTuple):
+    """What one row's teacher is shown.
+
+    Attributes:
+        ids: of the prompt, generation header included; None where the row has no teacher.
+        has_demonstration, has_feedback: what is in it.
+        is_cut: solution or feedback lost its start, or all of itself, to `max_reprompt_len`.
+        is_too_long: there was something to show, and the question alone fills `max_reprompt_len`.
+    """
+
+    ids: list[int] | None = None
+    has_demonstration: bool = False
+    has_feedback: bool = False
+    is_cut: bool = False
+    is_too_long: bool = False
+
+
 @dataclass(frozen=True)
 class Reprompt:
-    """Builds the teacher's prompt (source: TRL SDPOConfig; rulings 10 and 11 of the project's design).
+    """Builds the teacher's prompt (source: TRL SDPOConfig).
 
     A success of the same group is the demonstration; a row is never its own. Templates are filled as data:
-    braces in model text stay as they are. The last user message is replaced, earlier messages stay.
+    braces, format marks and the spelling of special tokens in a solution or in feedback stay as they are. The
+    last user message is replaced, all other messages stay.
 
     Args:
         use_successful_as_teacher: successes of the group are demonstrations.
         dont_reprompt_on_self_success: a row never demonstrates to itself.
+        skip_successful_rows: a row that succeeded has no teacher at all.
         success_reward_threshold: a weighted reward that reaches this (to 1e-6) is a success.
         demonstration: which of several successes: "first", "shortest", or "random" by seed.
         max_reprompt_len: tokens of the teacher's prompt. A longer one loses the start of the solution, then
@@ -37,20 +57,23 @@ class Reprompt:
         reprompt_template: slots {prompt}, {solution}, {feedback}; {prompt} is compulsory.
         solution_template: slot {successful_previous_attempt}.
         feedback_template: slot {feedback_raw}.
-        include_environment_feedback: use the reward's feedback, else the column's.
+        include_environment_feedback: show feedback, where there is any.
+        feedback_source: whose feedback: "reward_or_column", the reward's text, else that of the column
+            data.privileged_context_key; "reward_and_column", both, the reward's first, on lines of their own;
+            or "reward" or "column" alone.
         environment_feedback_only_without_solution: only for rows without a demonstration.
         remove_thinking_from_demonstration: drop closed <think> blocks; an unclosed one stays.
 
     Raises:
         ConfigError: a template has unknown slots or lacks its own, a length is below 1, or nothing could ever
-        be
-            shown to the teacher.
+            be shown to the teacher.
     """
 
     key: ClassVar[str] = "algo.reprompt"
 
     use_successful_as_teacher: bool = True
     dont_reprompt_on_self_success: bool = True
+    skip_successful_rows: bool = False
     success_reward_threshold: float = 1.0
     demonstration: Literal["first", "shortest", "random"] = "first"
     max_reprompt_len: int = 10240
@@ -60,6 +83,7 @@ class Reprompt:
         "\nThe following is feedback from your unsuccessful earlier attempt:\n\n{feedback_raw}\n\n"
     )
     include_environment_feedback: bool = False
+    feedback_source: Literal["reward_or_column", "reward_and_column", "reward", "column"] = "reward_or_column"
     environment_feedback_only_without_solution: bool = False
     remove_thinking_from_demonstration: bool = False
 
@@ -80,6 +104,28 @@ class Reprompt:
                     f"{', '.join('{' + slot + '}' for slot in slots)} (found {getattr(self, name)!r})."
                 )
 
+    @property
+    def needs_column(self) -> bool:
+        """Whether all feedback comes from a column of the data."""
+        return self.include_environment_feedback and self.feedback_source == "column"
+
+    def check_columns(self, available: Sequence[str], key: str) -> None:
+        """Refuse data without the column that all feedback is to come from.
+
+        Args:
+            available: columns of the data.
+            key: the column's name.
+
+        Raises:
+            ConfigError: there is no such column.
+        """
+        if self.needs_column and key not in available:
+            raise ConfigError(
+                f"{self.key}.feedback_source 'column' needs the column {key!r} that "
+                f"data.privileged_context_key names (found {sorted(available)}); name the column with "
+                "feedback, or take 'reward'."
+            )
+
     def is_success(self, rewards: torch.Tensor) -> torch.Tensor:
         """(B,) bool, in one dtype on both sides; a row without a reward is none."""
         return rewards.double().nan_to_num(-torch.inf) >= self.success_reward_threshold - TOLERANCE
@@ -95,7 +141,7 @@ class Reprompt:
         success: list[bool],
         texts: list[str],
         num_generations: int,
-        generator: torch.Generator | None = None,
+        numbers: Sequence[float] | None = None,
     ) -> list[int | None]:
         """Which row is shown to each row's teacher, None where the group has none to show.
 
@@ -103,7 +149,7 @@ class Reprompt:
             success: B times whether the row succeeded, the rows of a prompt adjacent.
             texts: B times what the row would show.
             num_generations: G.
-            generator: for demonstration="random".
+            numbers: B numbers in [0, 1), each row's own, for demonstration="random".
         """
         if not self.use_successful_as_teacher:
             return [None] * len(success)
@@ -115,46 +161,70 @@ class Reprompt:
                 for i in range(start, start + num_generations)
                 if success[i] and texts[i] and not (self.dont_reprompt_on_self_success and i == row)
             ]
-            out.append(self._choice(usable, texts, generator) if usable else None)
+            out.append(self._choice(usable, texts, numbers[row] if numbers else 0.0) if usable else None)
         return out
 
+    def feedback(self, said: str | None, column: str | None) -> str | None:
+        """The feedback on one row, None where there is none or it is off.
+
+        Args:
+            said: by the reward about this completion.
+            column: from the data, about the prompt.
+        """
+        if not self.include_environment_feedback:
+            return None
+        found = {name: text for name, text in (("reward", said), ("column", column)) if text and text.strip()}
+        if self.feedback_source == "reward_and_column":
+            return "\n".join(found.values()) or None
+        if self.feedback_source == "reward_or_column":
+            return next(iter(found.values()), None)
+        return found.get(self.feedback_source)
+
     def context(self, prompt: Prompt, demonstration: str | None, feedback: str | None) -> Prompt | None:
-        """The prompt with what the teacher is shown, None when there is nothing to show.
+        """The prompt with what the teacher is shown, of any length; None when there is nothing to show.
 
         Args:
             prompt: the student's prompt, messages or a string.
             demonstration: text of a success.
-            feedback: text from the reward or the data.
+            feedback: on this row, as `feedback` chose it.
         """
-        feedback = self._usable_feedback(demonstration, feedback)
+        feedback = self._beside(demonstration, feedback)
         if demonstration is None and feedback is None:
             return None
         return self._filled(prompt, demonstration, feedback)
 
-    def prompt_ids(
+    def teacher_prompt(
         self, chat: Chat, prompt: Prompt, demonstration: str | None, feedback: str | None
-    ) -> list[int] | None:
-        """`context` as ids within `max_reprompt_len`, None too when the question alone is too long.
+    ) -> TeacherPrompt:
+        """`context` as ids within `max_reprompt_len`.
 
         Args:
             chat: renders messages and counts tokens.
             prompt, demonstration, feedback: as for `context`.
         """
-        parts = {"solution": demonstration, "feedback": self._usable_feedback(demonstration, feedback)}
-        if not any(parts.values()):
-            return None
-        ids = chat.ids(self._filled(prompt, **parts))
-        for name in ("solution", "feedback"):
+        parts = {"solution": demonstration, "feedback": self._beside(demonstration, feedback)}
+        if parts == {"solution": None, "feedback": None}:
+            return TeacherPrompt()
+        ids = self._ids(chat, prompt, parts)
+        is_cut = len(ids) > self.max_reprompt_len
+        for name in parts:
             while parts[name] and len(ids) > self.max_reprompt_len:
                 parts[name] = _without_start(chat, parts[name] or "", len(ids) - self.max_reprompt_len)
-                ids = chat.ids(self._filled(prompt, **parts))
-        is_empty = parts["solution"] is None and parts["feedback"] is None
-        return None if is_empty or len(ids) > self.max_reprompt_len else ids
+                ids = self._ids(chat, prompt, parts)
+        has = {name: text is not None for name, text in parts.items()}
+        if len(ids) > self.max_reprompt_len or not any(has.values()):
+            return TeacherPrompt(is_cut=True, is_too_long=True)
+        return TeacherPrompt(ids, has["solution"], has["feedback"], is_cut)
 
-    def _usable_feedback(self, demonstration: str | None, feedback: str | None) -> str | None:
+    def _beside(self, demonstration: str | None, feedback: str | None) -> str | None:
+        """The feedback that is shown beside this demonstration."""
         is_left_out = demonstration is not None and self.environment_feedback_only_without_solution
         has_text = self.include_environment_feedback and feedback is not None and feedback.strip()
         return feedback if has_text and not is_left_out else None
+
+    def _ids(self, chat: Chat, prompt: Prompt, parts: dict[str, str | None]) -> list[int]:
+        plain = {name: None if text is None else chat.verbatim(text) for name, text in parts.items()}
+        return chat.ids(self._filled(prompt, **plain))
 
     def _filled(self, prompt: Prompt, solution: str | None, feedback: str | None) -> Prompt:
         shown = (
@@ -169,11 +239,11 @@ class Reprompt:
         )
         return [*prompt[:last], {**prompt[last], "content": text}, *prompt[last + 1 :]]
 
-    def _choice(self, usable: list[int], texts: list[str], generator: torch.Generator | None) -> int:
+    def _choice(self, usable: list[int], texts: list[str], number: float) -> int:
         if self.demonstration == "shortest":
             return min(usable, key=lambda i: len(texts[i]))
         if self.demonstration == "random":
-            return usable[int(torch.randint(len(usable), (), generator=generator))]
+            return usable[int(number * len(usable))]
         return usable[0]
 
 

@@ -156,6 +156,14 @@ def table(folder: Path) -> dict[str, Mutation]:
         "algo.teacher.teacher_model_kind": to("base", "optim.lr=1e-2"),
         "algo.teacher.teacher_update_rate": to(0.9, "optim.lr=1e-2"),
         "algo.teacher.teacher_sync_steps": to(2, "optim.lr=1e-2"),
+        "algo.teacher.trust_region_mix": to(
+            0.9, "algo.teacher.teacher_model_kind=trust_region", "optim.lr=1e-2"
+        ),
+        "algo.teacher.use_teacher_server": to("true", "algo.teacher.teacher_model_kind=live"),
+        "algo.reprompt.skip_successful_rows": to(
+            "true", own, length, "algo.reprompt.success_reward_threshold=0"
+        ),
+        "algo.reprompt.feedback_source": to("column", "algo.reprompt.include_environment_feedback=true"),
         "algo.reprompt.use_successful_as_teacher": to(
             "false", "algo.reprompt.include_environment_feedback=true"
         ),

@@ -95,6 +95,8 @@ OUR_OWN = {  # keys beyond the specification, and why
     "algo.distillation.gate": "sdpo: off while the teacher is no better",
     "callbacks.teacher_gap.num_prompts": "cost of a measurement",
     "algo.ref.trust_remote_code": "algo.ref.path may lead to a model that brings code",
+    "algo.reprompt.skip_successful_rows": "the literal reading of dont_reprompt_on_self_success",
+    "algo.reprompt.feedback_source": "whose feedback, where reward and column both have some",
     "algo.policy_loss.ratio_cap": "cispo: the bound as TRL reads it",
     "algo.policy_loss.tau_pos": "sapo: the gate of its paper",
     "algo.policy_loss.tau_neg": "sapo: the gate of its paper",

@@ -49,7 +49,7 @@ def test_the_baseline_makes_the_same_choices_and_sets_nothing(source: Source) ->
     assert baseline["algo"]["_target_"] == composition.tree["algo"]["_target_"]
     assert baseline["optim"]["_target_"] == "torch.optim.SGD"
     assert baseline["algo"]["num_generations"] == 8
-    assert baseline["algo"]["reprompt"]["include_environment_feedback"] is False
+    assert baseline["algo"]["reprompt"]["include_environment_feedback"] is True, "an experiment is a choice"
 
 
 def test_a_sweep_is_every_combination(source: Source) -> None:

@@ -231,7 +231,8 @@ SEARCH_CASES = [
 SDPO_CASES = [
     ("algo.distillation.gate=run", ["algo.distillation.gate", "callbacks=[default,teacher_gap]"]),
     (
-        "algo.num_generations=1 algo.distillation.prompt_weight=sqrt_pq",
+        "algo.num_generations=1 algo.distillation.prompt_weight=sqrt_pq "
+        "algo.reprompt.include_environment_feedback=true",
         ["algo.distillation.prompt_weight", "algo.num_generations"],
     ),
     ("algo.distillation.rows=failed", ["algo.distillation.rows", "algo.distillation.distillation_weight"]),
@@ -283,6 +284,54 @@ SDPO_CASES = [
         ["algo.reprompt.feedback_template", "algo.reprompt.include_environment_feedback"],
     ),
     ("algo.reprompt.max_reprompt_len=32", ["algo.reprompt.max_reprompt_len", "data.max_prompt_length"]),
+    ("algo.distillation.chunk_tokens=64", ["chunk_tokens", "algo.distillation.distillation_mode"]),
+    (
+        "algo.distillation.distillation_is_clip=3",
+        ["distillation_is_clip", "algo.num_iterations", "algo.batch.optimizer_batch_size"],
+    ),
+    ("algo.distillation.distillation_is_clip=null", ["distillation_is_clip", "algo.num_iterations"]),
+    (
+        "algo.teacher.teacher_update_rate=0 algo.teacher.teacher_sync_steps=2",
+        ["algo.teacher.teacher_sync_steps", "algo.teacher.teacher_update_rate"],
+    ),
+    (
+        "algo.teacher.teacher_model_kind=trust_region algo.teacher.teacher_sync_steps=2",
+        ["algo.teacher.teacher_sync_steps", "algo.teacher.teacher_model_kind"],
+    ),
+    ("algo.teacher.trust_region_mix=0.1", ["algo.teacher.trust_region_mix", "teacher_model_kind"]),
+    ("algo.teacher.use_teacher_server=true", ["algo.teacher.use_teacher_server", "'live'"]),
+    (
+        "algo.teacher.use_teacher_server=true algo.teacher.teacher_model_kind=live",
+        ["algo.teacher.use_teacher_server", "rollout=vllm_server"],
+    ),
+    (
+        "algo.teacher.use_teacher_server=true algo.teacher.teacher_model_kind=live "
+        "algo.distillation.distillation_weight=0.5",
+        ["algo.teacher.use_teacher_server", "algo.distillation.distillation_weight"],
+    ),
+    (
+        "algo.teacher.use_teacher_server=true algo.teacher.teacher_model_kind=live "
+        "algo.distillation.distillation_mode=full_logits",
+        ["algo.teacher.use_teacher_server", "algo.distillation.distillation_mode"],
+    ),
+    ("algo.num_generations=1", ["algo.num_generations", "algo.reprompt.use_successful_as_teacher"]),
+    (
+        "algo.num_generations=2 algo.reprompt.demonstration=shortest",
+        ["algo.reprompt.demonstration", "algo.num_generations"],
+    ),
+    (
+        "algo.reprompt.skip_successful_rows=true algo.reprompt.dont_reprompt_on_self_success=false",
+        ["dont_reprompt_on_self_success", "algo.reprompt.skip_successful_rows"],
+    ),
+    (
+        "algo.reprompt.feedback_source=column",
+        ["algo.reprompt.feedback_source", "algo.reprompt.include_environment_feedback"],
+    ),
+    (
+        "algo.reprompt.include_environment_feedback=true algo.reprompt.feedback_source=reward "
+        "data.privileged_context_key=hint",
+        ["data.privileged_context_key", "algo.reprompt.feedback_source"],
+    ),
     (
         "data.remove_unused_columns=true algo.reprompt.include_environment_feedback=true",
         ["data.remove_unused_columns", "algo.reprompt.include_environment_feedback"],
@@ -374,6 +423,17 @@ def test_a_breach_is_refused_and_names_every_key(refusal, line: str, parts: list
         "algo=sdpo algo.distillation.distillation_mode=topk_logits algo.distillation.distillation_topk=5 "
         "algo.distillation.distillation_add_tail=true algo.distillation.distillation_alpha=0.5",
         "algo=sdpo algo.distillation.distillation_weight=0",
+        "algo=sdpo algo.num_iterations=2 algo.distillation.distillation_is_clip=null",
+        "algo=sdpo algo.batch.optimizer_batch_size=64 algo.batch.micro_batch_size=8 "
+        "algo.distillation.distillation_is_clip=3",
+        "algo=sdpo algo.distillation.distillation_is_clip=0.5",
+        "algo=sdpo algo.teacher.teacher_model_kind=trust_region algo.teacher.trust_region_mix=0.1",
+        "algo=sdpo algo.num_generations=1 algo.reprompt.include_environment_feedback=true",
+        "algo=sdpo algo.num_generations=2 algo.reprompt.demonstration=shortest "
+        "algo.reprompt.dont_reprompt_on_self_success=false",
+        "algo=sdpo algo.reprompt.skip_successful_rows=true",
+        "experiment=sdpo_paper algo.reprompt.feedback_source=column data.privileged_context_key=hint",
+        "experiment=sdpo_paper algo.distillation.chunk_tokens=64",
         "algo=sft data=chat_sft data.train_files=x.parquet",
         "algo=ppo algo.advantage.lam=0.95 algo.advantage.gamma=0.99 algo.num_generations=2",
         "algo=ppo algo.critic.optim.lr=1e-5 algo.critic.critic_warmup=10 algo.kl.use_kl_in_reward=true "

@@ -1,6 +1,7 @@
 """Divergences to the teacher: end points, top-k, tail, chunks, gradients."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -8,12 +9,13 @@ from torch import Tensor
 
 from lit_rl.functional import distillation as module
 from lit_rl.functional.distillation import (
-    chunked_divergence,
-    chunked_divergence_and_logps,
+    Source,
     divergence,
     importance_weight,
     renormalized,
     sampled_token_loss,
+    source_logps,
+    token_gaps,
     topk_divergence,
     trust_region_logits,
     with_tail,
@@ -37,6 +39,17 @@ def test_the_end_points_are_forward_and_reverse_kl() -> None:
     student, teacher = random_logps(0), random_logps(1)
     torch.testing.assert_close(divergence(student, teacher, alpha=0.0), kl(teacher, student))
     torch.testing.assert_close(divergence(student, teacher, alpha=1.0), kl(student, teacher))
+
+
+@pytest.mark.field("sdpo/6")
+def test_near_an_end_the_middle_form_shrinks_in_the_direction_of_that_end() -> None:
+    """The documented jump: divided by its distance from the end, it is the KL of that end."""
+    student, teacher = random_logps(0), random_logps(1)
+    near = 1e-7
+    forward = divergence(student, teacher, alpha=near) / near
+    reverse = divergence(student, teacher, alpha=1 - near) / near
+    torch.testing.assert_close(forward, kl(teacher, student), rtol=1e-3, atol=0)
+    torch.testing.assert_close(reverse, kl(student, teacher), rtol=1e-3, atol=0)
 
 
 def test_between_the_end_points_by_hand() -> None:
@@ -129,6 +142,12 @@ def heads(v: int = 13, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tens
     return student, teacher, Head(draw(v, 4)), Head(draw(v, 6)), torch.randint(v, (17,), generator=g)
 
 
+def gap(student: Tensor, teacher: Tensor, head: Head, teacher_head: Head, **settings: Any) -> Tensor:
+    """Divergence of a student from one plain teacher, whatever was sampled."""
+    targets = torch.zeros(len(student), dtype=torch.long)
+    return token_gaps(student, head, [Source(teacher, teacher_head)], targets, **settings).divergence
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize(("topk", "add_tail"), [(None, False), (3, False), (3, True)])
@@ -138,24 +157,26 @@ def test_chunks_give_the_plain_values_and_gradients(
     student, teacher, student_head, teacher_head, targets = heads(dtype=dtype)
     results = []
     for chunk_tokens in (100, 5):
-        gap, logps = chunked_divergence_and_logps(
+        found = token_gaps(
             student,
-            teacher,
             student_head,
-            teacher_head,
+            [Source(teacher, teacher_head)],
             targets,
             alpha=alpha,
             topk=topk,
             add_tail=add_tail,
             temperature=0.7,
             chunk_tokens=chunk_tokens,
+            entropy_gradient=True,
         )
-        loss = gap.mean() + (logps * torch.linspace(-1, 1, 17, dtype=dtype)).mean()
-        results.append((gap, logps, *torch.autograd.grad(loss, (student, student_head.weight))))
+        uneven = torch.linspace(-1, 1, 17, dtype=dtype)
+        loss = found.divergence.mean() + (found.logps * uneven).mean() + (found.entropy * uneven).mean()
+        results.append((*found, *torch.autograd.grad(loss, (student, student_head.weight))))
     for chunked, plain in zip(results[1], results[0], strict=True):
         torch.testing.assert_close(chunked, plain, rtol=1e-6, atol=1e-6)
-    expected, _ = token_logps(student, student_head, targets, temperature=0.7)
-    torch.testing.assert_close(results[1][1], expected)
+    logps, entropy = token_logps(student, student_head, targets, temperature=0.7, with_entropy=True)
+    torch.testing.assert_close(results[1][1], logps)
+    torch.testing.assert_close(results[1][2], entropy)
 
 
 @pytest.mark.field("sdpo/8")
@@ -164,7 +185,7 @@ def test_the_gradient_is_that_of_finite_differences(alpha: float) -> None:
     student, teacher, student_head, teacher_head, _ = heads(v=5)
 
     def function(hidden: Tensor, weight: Tensor) -> Tensor:
-        return chunked_divergence(
+        return gap(
             hidden,
             teacher[:3],
             Head(weight),
@@ -182,7 +203,7 @@ def test_the_gradient_is_that_of_finite_differences(alpha: float) -> None:
 def test_the_teachers_side_stays_out_of_the_graph() -> None:
     student, teacher, student_head, teacher_head, _ = heads()
     for chunk_tokens in (5, 100):
-        chunked_divergence(
+        gap(
             student, teacher, student_head, teacher_head, alpha=0.5, chunk_tokens=chunk_tokens
         ).sum().backward()
     assert teacher.grad is None and teacher_head.weight.grad is None and student.grad is not None
@@ -197,15 +218,15 @@ def test_no_more_than_a_chunk_of_logits_exists_at_once(monkeypatch) -> None:
 
     monkeypatch.setattr(module, "logits", spy)
     student, teacher, student_head, teacher_head, _ = heads()
-    chunked_divergence(student, teacher, student_head, teacher_head, alpha=0.5, chunk_tokens=6)
+    gap(student, teacher, student_head, teacher_head, alpha=0.5, chunk_tokens=6)
     assert seen == [6, 6, 6, 6, 5, 5]  # teacher and student of each chunk
 
 
 def test_no_tokens_give_an_empty_result_in_the_graph() -> None:
     student, teacher, student_head, teacher_head, _ = heads()
-    gap = chunked_divergence(student[:0], teacher[:0], student_head, teacher_head, alpha=0.5, topk=3)
-    gap.sum().backward()
-    assert gap.shape == (0,) and student_head.weight.grad is not None and not student_head.weight.grad.any()
+    empty = gap(student[:0], teacher[:0], student_head, teacher_head, alpha=0.5, topk=3)
+    empty.sum().backward()
+    assert empty.shape == (0,) and student_head.weight.grad is not None and not student_head.weight.grad.any()
 
 
 def test_the_sampled_token_has_the_gradient_of_reverse_kl_in_expectation() -> None:
@@ -228,6 +249,21 @@ def test_the_importance_weight_is_capped_detached_and_finite() -> None:
 def test_the_trust_region_teacher_mixes_logits() -> None:
     ref, student = torch.tensor([[0.0, 4.0]]), torch.tensor([[2.0, 0.0]])
     assert trust_region_logits(ref, student, mix=0.25).tolist() == [[0.5, 3.0]]
+
+
+def test_a_teacher_of_two_models_has_their_mixed_logits() -> None:
+    student, teacher, student_head, teacher_head, targets = heads()
+    sources = [Source(teacher, teacher_head, 0.75), Source(student.detach(), student_head, 0.25)]
+    mixed = trust_region_logits(logits(teacher, teacher_head), logits(student, student_head), mix=0.25)
+    expected = (mixed / 0.7).log_softmax(-1)
+    own = (logits(student, student_head) / 0.7).log_softmax(-1)
+    for chunk_tokens in (100, 5):
+        settings = {"temperature": 0.7, "chunk_tokens": chunk_tokens}
+        found = token_gaps(student, student_head, sources, targets, alpha=1.0, **settings)
+        torch.testing.assert_close(found.divergence, kl(own, expected))
+        logps = source_logps(sources, targets, **settings)
+        torch.testing.assert_close(logps, expected.gather(1, targets[:, None])[:, 0])
+        assert not logps.requires_grad
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

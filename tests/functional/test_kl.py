@@ -160,7 +160,9 @@ def test_the_exact_kl_by_chunks_has_the_value_and_gradient_of_the_plain_form(chu
 
     def chunked(own: Tensor, head: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         settings = {"temperature": 0.7, "chunk_tokens": chunk_tokens}
-        return token_logps_and_kl(own, Head(head), ref_hidden, Head(ref_weight), targets, **settings)
+        return token_logps_and_kl(
+            own, Head(head), ref_hidden, Head(ref_weight), targets, entropy_gradient=True, **settings
+        )
 
     for found, expected in zip(both(chunked), both(plain), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

@@ -43,7 +43,13 @@ def test_chunks_give_the_plain_values_and_gradients(dtype: torch.dtype, chunk_to
     results = []
     for size in (100, chunk_tokens):
         logps, entropy = token_logps(
-            hidden, head, targets, temperature=0.8, chunk_tokens=size, with_entropy=True
+            hidden,
+            head,
+            targets,
+            temperature=0.8,
+            chunk_tokens=size,
+            with_entropy=True,
+            entropy_gradient=True,
         )
         assert entropy is not None
         loss = (logps * torch.linspace(0, 1, 23, dtype=dtype)).mean() + entropy.mean()
@@ -56,7 +62,9 @@ def test_the_gradient_is_that_of_finite_differences() -> None:
     hidden, weight, targets = make(n=4, h=3, v=5)
 
     def function(h: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        logps, entropy = token_logps(h, Head(w, softcap=3.0), targets, chunk_tokens=3, with_entropy=True)
+        logps, entropy = token_logps(
+            h, Head(w, softcap=3.0), targets, chunk_tokens=3, with_entropy=True, entropy_gradient=True
+        )
         assert entropy is not None
         return logps, entropy
 

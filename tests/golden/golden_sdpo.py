@@ -7,14 +7,17 @@ from typing import Any
 
 import torch
 from golden_losses import trl_policy_loss
-from golden_parts import MODES, gradient, leaf, mask_of, tensor, totals, verl_mean
+from golden_parts import gradient, leaf, mask_of, tensor, totals, verl_mean
 from torch import Tensor
 
 from lit_rl.functional import distillation as ours
 from lit_rl.functional.logps import Head, logps_of_logits
 from lit_rl.functional.masking import aggregate
+from lit_rl.objectives.distillation import Distillation
 
 CHUNK_TOKENS = 7
+OFFICIAL = {"token-mean": "active_tokens", "seq-mean-token-mean": "active_rows"}
+"""Averages of the authors' code that `distillation_divisor` offers, by their name there."""
 
 
 def token_divergence(
@@ -22,17 +25,18 @@ def token_divergence(
 ) -> Tensor:
     """(B, T) from logits (B, T, V)."""
     head = Head(torch.eye(student.shape[-1], dtype=torch.float64))
-    flat = ours.chunked_divergence(
-        student.flatten(0, -2),
-        teacher.flatten(0, -2),
+    hidden = student.flatten(0, -2)
+    flat = ours.token_gaps(
+        hidden,
         head,
-        head,
+        [ours.Source(teacher.flatten(0, -2), head)],
+        torch.zeros(len(hidden), dtype=torch.long),
         alpha=alpha,
         topk=topk,
         add_tail=add_tail,
         chunk_tokens=CHUNK_TOKENS,
     )
-    return flat.view(student.shape[:-1])
+    return flat.divergence.view(student.shape[:-1])
 
 
 def divergence(case: dict[str, Any]) -> dict[str, Any]:
@@ -67,10 +71,9 @@ def trl(case: dict[str, Any]) -> dict[str, Any]:
     active = mask & mask_of(inputs["self_distillation_mask"]).unsqueeze(-1)
     old_logps = tensor(inputs["old_log_prob"]) if "old_log_prob" in inputs else None
     per_token = _per_token(params, student, teacher, targets, logps)
-    if params["distillation_is_clip"] is not None and old_logps is not None:
-        per_token = per_token * ours.importance_weight(logps, old_logps, params["distillation_is_clip"])
-    every_row = totals(active, rows=active.shape[0])
-    loss = aggregate(per_token, active, mode="seq_mean_token_mean", totals=every_row)
+    peer = Distillation(distillation_is_clip=params["distillation_is_clip"], distillation_divisor="all_rows")
+    per_token = per_token * peer.importance(logps, old_logps)
+    loss = peer.mean(per_token, active, totals(active, rows=active.shape[0]))
     weight = params["distillation_weight"]
     logged = aggregate(per_token, active, mode="token_mean", totals=totals(active)).unsqueeze(0)
     result = {"logged_distillation_loss": logged if weight > 0 else []}
@@ -101,14 +104,19 @@ def official(case: dict[str, Any]) -> dict[str, Any]:
         per_token = token_divergence(student, teacher, alpha=params["alpha"], topk=topk, add_tail=tail)
     else:
         per_token = ours.sampled_token_loss(logps, logps_of_logits(teacher, targets))
-    if params["is_clip"] is not None and "old_log_prob" in inputs:
-        old_logps = tensor(inputs["old_log_prob"])
-        per_token = per_token * ours.importance_weight(logps, old_logps, params["is_clip"])
+    old_logps = tensor(inputs["old_log_prob"]) if "old_log_prob" in inputs else None
+    settings = Distillation(
+        distillation_is_clip=params["is_clip"],
+        distillation_divisor=OFFICIAL.get(params["loss_agg_mode"], "active_tokens"),
+    )
+    per_token = per_token * settings.importance(logps, old_logps)
     if "rollout_is_weights" in inputs:
         per_token = per_token * tensor(inputs["rollout_is_weights"])
     active = mask
     if "self_distillation_mask" in inputs:
         active = mask & mask_of(inputs["self_distillation_mask"]).unsqueeze(-1)
-    assert params["loss_agg_mode"] in MODES
-    loss = verl_mean(per_token, active, params["loss_agg_mode"])
+    if params["loss_agg_mode"] in OFFICIAL:
+        loss = settings.mean(per_token, active, totals(active))
+    else:
+        loss = verl_mean(per_token, active, params["loss_agg_mode"])
     return {"loss": loss, "grad_student_logits": gradient(loss, student)}
