@@ -68,7 +68,6 @@ def table(folder: Path) -> dict[str, Mutation]:
     cosine = ("schedule.lr_scheduler_type=cosine",)
     wsd = ("schedule.lr_scheduler_type=wsd", "schedule.lr_wsd_decay_steps=3")
     coins = ("reward=random", "reward.reward_funcs.random.probability=1.0")
-    question = ("data.question='57+68=?'", "data.ground_truth=125", "data.train_max_samples=-1")
     by_tokens = ("algo.batch.micro_batch_size=null",)
     return {
         "task": to("validate"),
@@ -215,9 +214,9 @@ def table(folder: Path) -> dict[str, Mutation]:
         "data.data_source_key": to("ability"),
         "data.reward_model_key": to("answer"),
         "data.privileged_context_key": to("hint"),
-        "data.question": to("'57+68=?'", "data.train_max_samples=-1", own),
-        "data.ground_truth": to(115, *question),
-        "data.source": to("lit_rl/arithmetic", *question),
+        "data.question": to("'57+67=?'"),
+        "data.ground_truth": to(115),
+        "data.source": to("lit_rl/question"),
         "data.tokenizer": to("no_such_folder"),
         "data.chat_template_kwargs": to("{x: 1}"),
         "data.on_bad_row": to("skip"),
@@ -298,6 +297,7 @@ def table(folder: Path) -> dict[str, Mutation]:
         "callbacks.diagnostics.diagnostics_flat_tolerance": to(
             1.0, "callbacks.diagnostics.diagnostics_warning_interval=1"
         ),
+        "callbacks.teacher_gap.every_n_steps": to(1),
         "callbacks.teacher_gap.num_prompts": to(1),
         "callbacks.test_time_search.max_attempts": to(8),
         "callbacks.test_time_search.baselines": to("[best_of_k]"),

@@ -35,7 +35,9 @@ ALGORITHMS = {
     "meters": ("algo=sdpo", "callbacks=[default,teacher_gap,collapse_alarm]", *RUN),
     "search": (
         "experiment=sdpo_test_time",
-        "data.train_max_samples=1",
+        "data.question='57+68=?'",
+        "data.ground_truth=125",
+        "data.source=lit_rl/arithmetic",
         "callbacks.test_time_search.max_attempts=16",
         "callbacks.test_time_search.pass_rate_samples=8",
     ),
@@ -56,6 +58,7 @@ PARTS = (
 )
 # Keys that change nothing a run writes or prints here, and why that is right.
 INFORMATIONAL = {
+    "logger": "logger=none; a group, not a key",
     "project_name": "a name for trackers; the plan prints it",
     "experiment_name": "a name for trackers; the plan prints it",
     "full_trace": "only shows more of an error (tests/test_train_errors.py)",
