@@ -21,6 +21,14 @@ COMMON = (
     "data.val_max_samples=33",
     "logger=csv",
 )
+CASES = {
+    "grpo": ("algo=grpo",),
+    "sdpo": ("algo=sdpo",),
+    "ppo": (
+        *("algo=ppo", "algo.num_iterations=2", "algo.critic.critic_warmup=1"),
+        *("algo.critic.optim.lr=1e-4", "algo.critic.micro_batch_size=5"),
+    ),
+}
 
 
 def run(folder: Path, *overrides: str) -> None:
@@ -38,11 +46,11 @@ def completions(folder: Path) -> dict[tuple[int, int, int], str]:
 @pytest.mark.slow
 @pytest.mark.field("dist/1")
 @pytest.mark.field("dist/4")
-@pytest.mark.parametrize("algo", ["grpo", "sdpo", "dapo", "remax"])
+@pytest.mark.parametrize("algo", CASES)
 def test_two_processes_equal_one(algo: str, tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    run(one, f"algo={algo}")
-    run(two, f"algo={algo}", "trainer=ddp", "trainer.devices=2")
+    run(one, *CASES[algo])
+    run(two, *CASES[algo], "trainer=ddp", "trainer.devices=2")
     a, b = (load_file(folder / "checkpoints/step_00000005/model.safetensors") for folder in (one, two))
     assert a.keys() == b.keys()
     for name in a:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from critic_mutations import critic_values
+
 REWARDS = """
 def length(data_source, solution_str, ground_truth, extra_info=None):
     return len(solution_str) / 10
@@ -69,7 +71,9 @@ def table(folder: Path) -> dict[str, Mutation]:
     wsd = ("schedule.lr_scheduler_type=wsd", "schedule.lr_wsd_decay_steps=3")
     coins = ("reward=random", "reward.reward_funcs.random.probability=1.0")
     by_tokens = ("algo.batch.micro_batch_size=null",)
+    critic = {key: Mutation(value, context) for key, (value, context) in critic_values().items()}
     return {
+        **critic,
         "task": to("validate"),
         "project_name": to("other"),
         "experiment_name": to("other"),
@@ -117,6 +121,7 @@ def table(folder: Path) -> dict[str, Mutation]:
         "algo.kl.kl_ctrl.target_kl": to(1e-6, *adaptive, "algo.kl.kl_ctrl.horizon=100"),
         "algo.dynamic_sampling.max_refills": to(2, "optim.lr=1e-3"),
         "algo.ref.path": to("no_such_folder"),
+        "algo.advantage.lam": to(0.5),
         "algo.advantage.gamma": to(0.5, "algo.advantage.adv_estimator=reinforce_plus_plus"),
         "algo.rollout_correction.rollout_is": to("true", corrected[0], corrected[3]),
         "algo.rollout_correction.rollout_is_level": to("sequence", *corrected),

@@ -42,6 +42,7 @@ ALGORITHMS = {
         "callbacks.test_time_search.pass_rate_samples=8",
     ),
     "sapo": ("algo=grpo", "policy_loss=sapo", *RUN),
+    "ppo": ("algo=ppo", *RUN, "algo.critic.critic_warmup=0", "trainer.max_steps=2"),
 }
 PARTS = (
     "algo",
@@ -63,6 +64,7 @@ INFORMATIONAL = {
     "experiment_name": "a name for trackers; the plan prints it",
     "full_trace": "only shows more of an error (tests/test_train_errors.py)",
     "model.trust_remote_code": "matters to models that bring code (tests of models)",
+    "algo.critic.model.trust_remote_code": "as model.trust_remote_code",
     "data.trust_remote_code": "matters to tokenizers that bring code (tests of data)",
     "data.chat_template_kwargs": "the embedded template reads no variable (tests of data)",
     "data.on_bad_row": "the embedded rows are all good (tests of data)",
@@ -92,6 +94,7 @@ FAILS_WITHOUT = (  # keys without which their context fails
     "algo.batch.micro_batch_tokens",
     "algo.distillation.distillation_topk",
     "schedule.weight_decay_incr_style",
+    "algo.critic.schedule.weight_decay_incr_style",
 )
 
 
