@@ -23,6 +23,19 @@ RUN = (
     "callbacks.curves=null",
     "trainer.enable_progress_bar=false",
 )
+PPO = (  # as short as can be: only the critic's keys are left to show
+    "debug=fast",
+    "data.train_batch_size=4",
+    "algo.num_generations=2",
+    "algo.critic.critic_warmup=0",
+    "trainer.max_steps=2",
+    "trainer.val_check_interval=0",
+    "checkpoint.save_freq=2",
+    "logger=[csv]",
+    "callbacks.curves=null",
+    "callbacks.log_completions=null",
+    "trainer.enable_progress_bar=false",
+)
 CHATS = Path(__file__).with_name("chats_8.parquet")
 SFT = [word for word in RUN if "log_completions" not in word]
 ALGORITHMS = {
@@ -42,7 +55,7 @@ ALGORITHMS = {
         "callbacks.test_time_search.pass_rate_samples=8",
     ),
     "sapo": ("algo=grpo", "policy_loss=sapo", *RUN),
-    "ppo": ("algo=ppo", *RUN, "algo.critic.critic_warmup=0", "trainer.max_steps=2"),
+    "ppo": ("algo=ppo", *PPO),
 }
 PARTS = (
     "algo",
