@@ -59,6 +59,6 @@ class RunCSVLogger(CSVLogger):
 
     @rank_zero_only
     def save(self) -> None:
-        """Write what has been logged; a run that logs nothing, such as a finished one, leaves the file alone."""
+        """Write what was logged; a run that logs nothing, such as a finished one, leaves the file alone."""
         if self._experiment is not None:
             super().save()

@@ -24,6 +24,8 @@ COMMON = (
 CASES = {
     "grpo": ("algo=grpo",),
     "sdpo": ("algo=sdpo",),
+    "dapo": ("algo=dapo",),
+    "remax": ("algo=remax",),
     "ppo": (
         *("algo=ppo", "algo.num_iterations=2", "algo.critic.critic_warmup=1"),
         *("algo.critic.optim.lr=1e-4", "algo.critic.micro_batch_size=5"),

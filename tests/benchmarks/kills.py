@@ -40,6 +40,13 @@ class Case:
 CASES = {
     "grpo": Case(("algo=grpo", "algo.num_iterations=2", "algo.kl.beta=0.04")),
     "sdpo_ema": Case(("algo=sdpo",)),
+    "ppo": Case(
+        (
+            *("algo=ppo", "algo.num_iterations=2", "algo.batch.shuffle=true"),
+            *("algo.critic.critic_warmup=3", "algo.kl.use_kl_in_reward=true"),
+            "algo.kl.kl_ctrl.type=adaptive",
+        )
+    ),
     "dapo": Case(("algo=dapo",)),
     "lora": Case(("algo=grpo", "model.lora.lora_rank=2")),
     "reference_sync": Case(
