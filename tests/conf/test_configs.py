@@ -63,6 +63,7 @@ ON_PURPOSE = {
     "data.train_files": "must be given, but for the embedded rows",
     "data.val_files": "as train_files",
     "callbacks.from_file.path": "must be given",
+    "callbacks.from_file.name": "must be given",
     "algo.sampling.temperature": "grpo: TRL's GRPO document",
     "algo.policy_loss.loss_type": "averages as the paper of the algorithm does",
     "algo.policy_loss.epsilon_high": "dapo: clip-higher",
