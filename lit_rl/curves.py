@@ -1,6 +1,7 @@
 """One picture of a run: a panel for each thing one looks at first."""
 
 from pathlib import Path
+from typing import Any
 
 PANELS = (
     ("reward", ("rollout/reward",)),
@@ -12,12 +13,15 @@ PANELS = (
 )
 
 
-def draw(history: dict[str, list[tuple[int, float]]], file: Path) -> None:
+def draw(history: dict[str, list[tuple[int, float]]], file: Path) -> Any:
     """The panels that have numbers, in one picture.
 
     Args:
         history: (step, value) by metric name.
         file: the picture to write.
+
+    Returns:
+        The figure.
     """
     from matplotlib.figure import Figure  # takes half a second to import, and only the end of a run needs it
 
@@ -36,3 +40,4 @@ def draw(history: dict[str, list[tuple[int, float]]], file: Path) -> None:
         axes.grid(alpha=0.3)
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=110)
+    return figure

@@ -10,7 +10,7 @@ from lit_rl.configuration.tree import ABSENT, at, joined, leaves
 from lit_rl.migrate.rows import Row
 
 TAKEN, DIFFERS, WITHOUT, NOT_YET, UNKNOWN = "taken as", "differs", "no meaning", "not yet", "unknown"
-OFF = (None, False, 0, -1, 1, "", [], {})
+OFF: tuple[Any, ...] = (None, False, 0, -1, 1, "", [], {})
 """Values that switch something off where they are also the documented default."""
 PLACEHOLDERS = {"model.path": "model", "data.train_files": "rows.parquet"}
 DEFAULT_CHOICES = {"model": "tiny", "data": "arithmetic", "rollout": "hf", "trainer": "cpu", "optim": "adamw"}
@@ -111,7 +111,7 @@ class Draft:
                 self.say(value.theirs, value.found, TAKEN, f"{key}={_shown(value.value)}. {value.note}")
         if self.entry == "evaluate":
             return out
-        defaults = [
+        defaults: list[dict[str, Any]] = [
             {f"override /{g}": c} for g, (c, *_) in self.choices.items() if c != DEFAULT_CHOICES.get(g)
         ]
         defaults += [{f"override /{group}": names} for group, names in self.lists.items()]

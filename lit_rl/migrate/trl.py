@@ -9,8 +9,10 @@ from lit_rl.errors import ConfigError
 from lit_rl.migrate.draft import DIFFERS, NOT_YET, TAKEN, UNKNOWN, WITHOUT, Draft
 from lit_rl.migrate.rows import Row, by_name
 
-BATCH = ("per_device_train_batch_size", "per_device_batch_size", "gradient_accumulation_steps")
-BATCH += ("generation_batch_size", "steps_per_generation", "num_processes")
+BATCH = (
+    *("per_device_train_batch_size", "per_device_batch_size", "gradient_accumulation_steps"),
+    *("generation_batch_size", "steps_per_generation", "num_processes"),
+)
 PERIODS = {
     "max_steps": "trainer.max_steps",
     "logging_steps": "trainer.log_every_n_steps",
@@ -102,8 +104,8 @@ def _algorithm(args: dict[str, Any], name: str, sdpo: dict[str, Row], grpo: dict
 
 
 def _take_batch(draft: Draft, args: dict[str, Any], sizes: Sizes) -> None:
-    found = {key: args[key] for key in BATCH if key in args}
-    names, found = ", ".join(found), list(found.values())
+    given = {key: args[key] for key in BATCH if key in args}
+    names, found = ", ".join(given), list(given.values())
     draft.take(names, found, "data.train_batch_size", sizes.P)
     draft.take(names, found, "algo.batch.micro_batch_size", sizes.m)
     whole = sizes.M == sizes.P * sizes.G
