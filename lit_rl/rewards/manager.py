@@ -150,8 +150,13 @@ _FUNCTIONS: dict[str, Reward] = {}
 
 
 def _remember(functions: dict[str, Reward]) -> None:
-    """In a worker: keep what it was forked with; leave interrupts to the parent."""
+    """In a worker: keep what it was forked with; leave interrupts to the parent.
+
+    A handler of SIGTERM that the parent has (to save at the end, say) is not the worker's: it would outlive
+    the run.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _FUNCTIONS.update(functions)
 
 

@@ -1,6 +1,7 @@
 """Rewards in processes and within a time limit: the same numbers, and no function can hold up a run."""
 
 import os
+import signal
 import time
 
 import pytest
@@ -72,6 +73,16 @@ def test_a_worker_that_hears_no_signal_is_killed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("lit_rl.rewards.manager.GRACE", 0.3)
     total = RewardSum({"f": Deaf()}, reward_manager="prime", timeout=0.3, on_error="zero")
     assert total(HANGING).rewards.tolist() == [1.0, 0.0, 1.0]
+
+
+def test_workers_end_though_the_run_handles_signals_itself() -> None:
+    before = signal.signal(signal.SIGTERM, lambda signum, frame: None)
+    try:
+        total = RewardSum({"length": Length()}, reward_manager="prime")
+        total(SAMPLES)
+        total.manager.close()  # waits for them
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_the_alarm_is_off_after_the_block() -> None:
