@@ -8,14 +8,14 @@ from lit_rl.batch import RolloutBatch, length_mask
 VOCABULARY = 103  # as the embedded tokenizer has
 
 
-def tiny_policy(seed: int = 0, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
-    """A seeded two-layer Llama."""
+def tiny_policy(seed: int = 0, dtype: torch.dtype = torch.float32, layers: int = 2) -> LlamaForCausalLM:
+    """A seeded Llama."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=32,
         intermediate_size=48,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=2,
         max_position_embeddings=256,

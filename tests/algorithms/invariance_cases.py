@@ -109,6 +109,26 @@ def corrected(threshold: float = 1.5, **settings: Any) -> RolloutCorrection:
     return RolloutCorrection(rollout_is=True, rollout_is_threshold=threshold, **settings)
 
 
+class AwayFromReference(GRPO):
+    """As after some training. At the reference itself the slope of `abs` is the sign of a rounding error."""
+
+    def build_roles(self) -> None:
+        super().build_roles()
+        assert self.ref is not None
+        generator = torch.Generator().manual_seed(5)
+        with self.ref.model() as model, torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.05 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+
+
+class AwayFromRollout(GRPO):
+    """The rows are of an older policy. At ratio 1 the slope of KL-Cov's penalty is that of `abs` at 0."""
+
+    def prepare(self, rollout: RolloutBatch) -> None:
+        super().prepare(rollout)
+        rollout.old_logps = rollout.rollout_logps
+
+
 class MeanOfEachMicroBatch(GRPO):
     """Planted: divides by the tokens and rows of the micro-batch."""
 
@@ -116,6 +136,10 @@ class MeanOfEachMicroBatch(GRPO):
         assert micro_batch.completion_mask is not None
         own = totals_of(micro_batch.completion_mask, self.sampling.max_completion_length)
         return super().loss(micro_batch, own)
+
+
+def module_for(loss: str) -> type[GRPO]:
+    return AwayFromRollout if loss == "kl_cov" else GRPO
 
 
 AVERAGES = ("dapo", "grpo", "dr_grpo", "seq_mean_token_sum")
@@ -139,7 +163,7 @@ IN_REWARD = KL(use_kl_in_reward=True, kl_ctrl=KLControl(kl_coef=0.5))
 CASES: dict[str, Case] = {
     "sft": Case(SFT),
     **{
-        f"{name}_{average}": Case(policy(replace(loss, loss_type=average)))  # type: ignore[type-var]
+        f"{name}_{average}": Case(policy(replace(loss, loss_type=average), module=module_for(name)))  # type: ignore[type-var]
         for name, loss in LOSSES.items()
         for average in AVERAGES
     },
@@ -148,21 +172,31 @@ CASES: dict[str, Case] = {
         f"kl_and_entropy_{average}": Case(
             policy(
                 ClippedSurrogate(loss_type=average, entropy_coeff=0.01),  # type: ignore[arg-type]
+                module=AwayFromReference,
                 kl=KL(beta=0.1),
             )
         )
         for average in AVERAGES
     },
     **{
-        f"kl_{name}": Case(policy(CLIPPED, kl=KL(beta=0.1, kl_loss_type=name)))  # type: ignore[arg-type]
+        f"kl_{name}": Case(
+            policy(CLIPPED, module=AwayFromReference, kl=KL(beta=0.1, kl_loss_type=name))  # type: ignore[arg-type]
+        )
         for name in ("abs", "mse", "full", "kl+", "low_var_kl+")
     },
     **{
-        f"kl_in_reward_{name}": Case(policy(CLIPPED, name, kl=IN_REWARD, num_iterations=1), steps=2)
+        f"kl_in_reward_{name}": Case(
+            policy(CLIPPED, name, module=AwayFromReference, kl=IN_REWARD, num_iterations=1)
+        )
         for name in ("grpo", "reinforce_plus_plus", "reward")
     },
     "kl_in_reward_full": Case(
-        policy(CLIPPED, kl=KL(use_kl_in_reward=True, kl_penalty="full"), num_iterations=1), steps=2
+        policy(
+            CLIPPED,
+            module=AwayFromReference,
+            kl=KL(use_kl_in_reward=True, kl_penalty="full"),
+            num_iterations=1,
+        )
     ),
     **{
         f"estimator_{name}": Case(policy(CLIPPED, name))
@@ -171,7 +205,7 @@ CASES: dict[str, Case] = {
     },
     "estimator_grpo_batch_scale": Case(policy(CLIPPED, scale="batch")),
     **{
-        f"{name}_token_credit": Case(policy(loss, "reward"))
+        f"{name}_token_credit": Case(policy(loss, "reward", module=module_for(name)))
         for name, loss in {**LOSSES, "geo_mean": GeoMean()}.items()
     },
     "cispo_ratio_cap": Case(policy(CISPO(ratio_cap=1.01), "reward")),
@@ -230,7 +264,7 @@ def gradient(case: Case, batch: RolloutBatch, plan: BatchPlan, chat: Chat, ranks
         (N,) float64.
     """
     module = case.build(
-        policy=tiny_policy(dtype=torch.float64),
+        policy=tiny_policy(dtype=torch.float64, layers=1),
         batch=plan,
         max_grad_norm=0.0,
         optimizer=partial(torch.optim.SGD, lr=1.0),

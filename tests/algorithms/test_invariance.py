@@ -102,8 +102,9 @@ def distances(case: Case, chat: Chat) -> dict[str, float]:
 
 
 def in_brief(names: Iterable[str]) -> list[Any]:
-    """Cases of which a like one is left are slow: averages by row beyond the first loss's."""
-    again = [f"{loss}_{average}" for loss in (*LOSSES, "truncated", "ppo") for average in AVERAGES[2:]]
+    """Cases of which a like one is left are slow: other averages than the first, beyond the first loss's."""
+    losses = (*LOSSES, "kl_and_entropy", "truncated", "ppo")
+    again = [f"{loss}_{average}" for loss in losses for average in AVERAGES[1:]]
     again += [
         f"sdpo_{mode}_{divisor}" for mode in ("full", "topk") for divisor in ("active_rows", "all_rows")
     ]
@@ -123,24 +124,43 @@ def test_a_mean_over_each_micro_batch_is_caught(name: str, chat: Chat) -> None:
     assert min(found.values()) > 1e-6, found
 
 
-def one_of_two(rank: int, port: int, folder: str) -> None:
-    """Every case, as one of two ranks: another number of rows, of micro-batches and of padding on each."""
+BRIEF = (
+    "sft",
+    "clipped_dapo",
+    "gspo_grpo",
+    "clip_cov_dapo",
+    "kl_cov_dapo",
+    "kl_and_entropy_grpo",
+    "kl_in_reward_grpo",
+    "estimator_reinforce_plus_plus",
+    "masked",
+    "sdpo_sampled_active_tokens",
+    "sdpo_mixed",
+    "ppo_dapo",
+)
+
+
+def one_of_two(rank: int, port: int, folder: str, names: tuple[str, ...]) -> None:
+    """The cases and controls, as one of two ranks: each has another number of rows, of pieces, of padding."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), LOCAL_RANK=str(rank), NODE_RANK="0")
     torch.set_num_threads(1)
     chat, found = embedded_chat(), {}
-    for name, case in {**CASES, **CONTROLS}.items():
-        rows = stored_rows().select(list(RANKS[rank]))
-        found[name] = gradient(case, padded_more(rows, right=2 * rank), cut(3), chat, ranks=2)
+    for name in (*names, *CONTROLS):
+        rows = padded_more(stored_rows().select(list(RANKS[rank])), right=2 * rank)
+        found[name] = gradient((CASES | CONTROLS)[name], rows, cut(3), chat, ranks=2)
     torch.save(found, Path(folder) / f"{rank}.pt")
 
 
-def test_two_processes_give_the_gradient_of_one(tmp_path: Path, chat: Chat) -> None:
+@pytest.mark.parametrize(
+    "names", [BRIEF, pytest.param(tuple(CASES), marks=pytest.mark.slow)], ids=["brief", "all"]
+)
+def test_two_processes_give_the_gradient_of_one(names: tuple[str, ...], tmp_path: Path, chat: Chat) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    pair = mp.spawn(one_of_two, (port, str(tmp_path)), nprocs=2, join=False)  # type: ignore[no-untyped-call]
+    pair = mp.spawn(one_of_two, (port, str(tmp_path), names), nprocs=2, join=False)  # type: ignore[no-untyped-call]
     alone = {
-        name: gradient(case, stored_rows(), cut(12), chat) for name, case in {**CASES, **CONTROLS}.items()
+        name: gradient((CASES | CONTROLS)[name], stored_rows(), cut(12), chat) for name in (*names, *CONTROLS)
     }
     while not pair.join():
         pass

@@ -7,13 +7,12 @@ miss their aim are printed as they are, and the script exits with 1.
 """
 
 import argparse
-import json
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from runs import mean_accuracy, run
+
 EMPTY_CONTEXT = "algo.reprompt.reprompt_template='{prompt}'"
 RATE = 1.4e-5
 
@@ -49,18 +48,6 @@ def cases() -> list[Case]:
         lines.append(Case(f"{algo}, reward=random", (f"algo={algo}", "reward=random"), at_most_change=0.05))
     lines.append(Case("sdpo, empty teacher context", ("algo=sdpo", EMPTY_CONTEXT), at_most_change=0.05))
     return lines
-
-
-def run(overrides: tuple[str, ...], seed: int, folder: Path) -> dict:
-    """The summary of one run."""
-    command = [sys.executable, "train.py", *overrides, f"seed={seed}", f"run_dir={folder}"]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    return json.loads((folder / "summary.json").read_text())
-
-
-def mean_accuracy(by_source: dict[str, float]) -> float:
-    """Mean over the sources, which have equally many rows."""
-    return sum(by_source.values()) / len(by_source)
 
 
 def row(case: Case) -> tuple[str, bool]:
