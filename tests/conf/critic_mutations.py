@@ -22,7 +22,6 @@ MIRRORED = {
     "model.lora.lora_dropout": (0.5, *ADAPTERS, "model.disable_dropout=false"),
     "model.lora.target_modules": ("[q_proj]", *ADAPTERS),
     "model.lora.peft_kwargs": ("{use_rslora: true}", *ADAPTERS),
-    "model.kernels.share_prefix": ("false",),
     "optim.lr": (1e-4,),
     "optim.weight_decay": (0.5,),
     "optim.betas": ("[0.1, 0.5]",),

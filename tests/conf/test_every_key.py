@@ -78,6 +78,7 @@ INFORMATIONAL = {
     "full_trace": "only shows more of an error (tests/test_train_errors.py)",
     "model.trust_remote_code": "matters to models that bring code (tests of models)",
     "algo.critic.model.trust_remote_code": "as model.trust_remote_code",
+    "algo.critic.model.kernels.share_prefix": "as model.kernels.share_prefix",
     "data.trust_remote_code": "matters to tokenizers that bring code (tests of data)",
     "data.chat_template_kwargs": "the embedded template reads no variable (tests of data)",
     "data.on_bad_row": "the embedded rows are all good (tests of data)",
