@@ -158,7 +158,7 @@ def test_help_reads_as_a_page(call) -> None:
     _, out, _ = call("--help")
     for part in (
         "Usage: python train.py",
-        "algo         sdpo, cispo, dapo, dr_grpo, grpo,",
+        "algo         sdpo, cispo, dapo, dr_grpo, gpg, grpo,",
         "optim.lr",
         "debug=fast",
         "conf/README.md",

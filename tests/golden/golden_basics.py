@@ -31,7 +31,14 @@ def entropy_logprobs(case: dict[str, Any]) -> dict[str, Any]:
     inputs = case["inputs"]
     scores, labels = leaf(inputs["logits"]), torch.tensor(inputs["labels"])
     head = Head(torch.eye(scores.shape[-1], dtype=torch.float64))
-    flat = token_logps(scores.flatten(0, -2), head, labels.flatten(), chunk_tokens=5, with_entropy=True)
+    flat = token_logps(
+        scores.flatten(0, -2),
+        head,
+        labels.flatten(),
+        chunk_tokens=5,
+        with_entropy=True,
+        entropy_gradient=True,
+    )
     logps, entropy = (part.view(labels.shape) for part in flat if part is not None)
     torch.testing.assert_close(logps, logps_of_logits(scores, labels))
     torch.testing.assert_close(entropy, entropy_of_logits(scores))
