@@ -55,8 +55,10 @@ def test_two_processes_equal_one(algo: str, tmp_path: Path) -> None:
     run(two, *CASES[algo], "trainer=ddp", "trainer.devices=2")
     a, b = (load_file(folder / "checkpoints/step_00000005/model.safetensors") for folder in (one, two))
     assert a.keys() == b.keys()
+    # PPO's ten steps pass through a second network in float32: its rounding reaches the advantages.
+    tolerance = 5e-6 if algo == "ppo" else 1e-6
     for name in a:
-        torch.testing.assert_close(a[name], b[name], rtol=0, atol=1e-6, msg=name)
+        torch.testing.assert_close(a[name], b[name], rtol=0, atol=tolerance, msg=name)
     ours, theirs = completions(one), completions(two)
     shared = ours.keys() & theirs.keys()
     assert len(shared) >= 80 and all(ours[key] == theirs[key] for key in shared)
