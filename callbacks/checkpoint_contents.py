@@ -13,7 +13,13 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lit_rl.callbacks import checkpoint_checks as checks
 from lit_rl.callbacks.checkpoint_resume import forget_fetched, named, newest, say
 from lit_rl.callbacks.checkpoint_signals import StopSignals
-from lit_rl.callbacks.checkpoint_state import extra_files, set_mid_run, without_settings
+from lit_rl.callbacks.checkpoint_state import (
+    extra_files,
+    is_validation_next,
+    set_mid_run,
+    validate_now,
+    without_settings,
+)
 from lit_rl.checkpoint import PARTS, FolderCheckpointIO, list_checkpoints, remove_folder, step_folder, verify
 from lit_rl.checkpoint.background import Background
 from lit_rl.checkpoint.folder import size
@@ -122,7 +128,8 @@ class CheckpointContents(L.Callback):
         self.async_save = async_save
         self.best: float | None = None
         self.ended_with_best = False
-        self.stopped_by_signal = False
+        self.stopped_by_signal = self.owes_validation = False
+        self._saves_after_validation = False
         self._signals = StopSignals()
         self._lock = FolderLock(self.folder)
         self._background = Background("checkpoint")
@@ -211,6 +218,9 @@ class CheckpointContents(L.Callback):
             forget_fetched(self.folder)
             if self.del_local_ckpt_after_load and self._start is not None:
                 self._free_local(self._start)
+        if self.owes_validation:
+            self.owes_validation = False
+            validate_now(trainer)
 
     def _free_local(self, folder: Path) -> None:
         assert self.remote is not None
@@ -226,14 +236,21 @@ class CheckpointContents(L.Callback):
         step = trainer.global_step
         self._background.check()
         self._announce(trainer, pl_module)
+        validates = is_validation_next(trainer)
         received = self._signals.received is not None
         if self.save_on_signal and trainer.strategy.reduce_boolean_decision(received, all=False):
             self.stopped_by_signal = trainer.should_stop = True
+            trainer.limit_val_batches = 0  # time is short: what is owed is made up for after the resume
+            self.owes_validation, validates = validates, False
             say(f"{self._signals.name if received else 'A signal'}: saving step {step} and ending the run.")
         is_due = self.save_freq != -1 and step % self.save_freq == 0
         is_last = trainer.should_stop or trainer.is_last_batch or step == trainer.max_steps
+        self._saves_after_validation = False
         if is_due or is_last or self._is_time(trainer):
-            self.save(trainer, pl_module)
+            if validates:  # its numbers belong to the step, or a resumed run would not have them
+                self._saves_after_validation = True
+            else:
+                self.save(trainer, pl_module)
 
     def _is_time(self, trainer: L.Trainer) -> bool:
         """Whether minutes have passed; rank 0's clock decides for all."""
@@ -256,8 +273,16 @@ class CheckpointContents(L.Callback):
             self._load_best(trainer, pl_module)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self.monitor is None or trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
+        if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
             return
+        if self.monitor is not None:
+            self._save_best(trainer, pl_module)
+        if self._saves_after_validation:
+            self._saves_after_validation = False
+            self.save(trainer, pl_module)
+
+    def _save_best(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert self.monitor is not None
         if self.monitor not in trainer.callback_metrics:
             raise ConfigError(
                 f"checkpoint.monitor must be a validation metric (found {self.monitor!r}); "
@@ -391,7 +416,7 @@ class CheckpointContents(L.Callback):
             self._lock.release()
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self.best is None else {"best": self.best}
+        return {"best": self.best, "owes_validation": self.owes_validation}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best = state_dict["best"]
+        self.best, self.owes_validation = state_dict["best"], state_dict["owes_validation"]

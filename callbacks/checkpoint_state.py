@@ -25,6 +25,20 @@ def set_mid_run(fit_loop: dict[str, Any]) -> None:
         batches[scope]["completed"] = batches[scope]["processed"] - 1
         epochs[scope]["processed"] = epochs[scope]["completed"] = 0
     fit_loop["epoch_loop.state_dict"]["_batches_that_stepped"] = batches["total"]["ready"] - 1
+    validated = fit_loop["epoch_loop.val_loop.batch_progress"]["current"]
+    validated.update(dict.fromkeys(validated, 0))
+
+
+def is_validation_next(trainer: L.Trainer) -> bool:
+    """Whether Lightning validates at the end of the present step, because of `val_check_interval`."""
+    return trainer.enable_validation and trainer.global_step % trainer.val_check_batch == 0
+
+
+def validate_now(trainer: L.Trainer) -> None:
+    """Run the validation of a step that has been trained, as Lightning does at the end of a step."""
+    trainer.validating = True
+    trainer.fit_loop.epoch_loop.val_loop.run()
+    trainer.training = True
 
 
 def without_settings(schedule: dict[str, Any]) -> dict[str, Any]:

@@ -47,7 +47,8 @@ class RunCSVLogger(CSVLogger):
         self._has_rows = True
         writer = self.experiment
         if self._earlier and step is not None:
-            kept = [row for row in self._earlier if int(row["step"]) < step]
+            last = step if any(name.startswith("val/") for name in metrics) else step - 1
+            kept = [row for row in self._earlier if int(row["step"]) <= last]  # a step that is only validated
             for row in kept:
                 values = {name: float(v) for name, v in row.items() if v != "" and name != "step"}
                 writer.log_metrics(values, int(row["step"]))
