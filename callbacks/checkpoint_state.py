@@ -31,7 +31,8 @@ def set_mid_run(fit_loop: dict[str, Any]) -> None:
 
 def is_validation_next(trainer: L.Trainer) -> bool:
     """Whether Lightning validates at the end of the present step, because of `val_check_interval`."""
-    return trainer.enable_validation and trainer.global_step % trainer.val_check_batch == 0
+    period = trainer.val_check_batch
+    return trainer.enable_validation and period is not None and trainer.global_step % period == 0
 
 
 def validate_now(trainer: L.Trainer) -> None:
