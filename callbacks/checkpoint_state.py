@@ -25,8 +25,9 @@ def set_mid_run(fit_loop: dict[str, Any]) -> None:
         batches[scope]["completed"] = batches[scope]["processed"] - 1
         epochs[scope]["processed"] = epochs[scope]["completed"] = 0
     fit_loop["epoch_loop.state_dict"]["_batches_that_stepped"] = batches["total"]["ready"] - 1
-    validated = fit_loop["epoch_loop.val_loop.batch_progress"]["current"]
-    validated.update(dict.fromkeys(validated, 0))
+    for scope in ("total", "current"):  # Lightning counts a validation again that ended before the save
+        counts = fit_loop["epoch_loop.val_loop.batch_progress"][scope]
+        counts.update(dict.fromkeys(counts, 0))
 
 
 def is_validation_next(trainer: L.Trainer) -> bool:
