@@ -2,7 +2,6 @@
 
 import math
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,29 +19,12 @@ from lit_rl.callbacks.checkpoint_state import (
     validate_now,
     without_settings,
 )
-from lit_rl.checkpoint import PARTS, FolderCheckpointIO, list_checkpoints, remove_folder, step_folder, verify
-from lit_rl.checkpoint.background import Background
-from lit_rl.checkpoint.folder import size
+from lit_rl.callbacks.checkpoint_writer import BEST, CheckpointWriter, Saving
+from lit_rl.checkpoint import PARTS, FolderCheckpointIO, remove_folder, step_folder, verify
 from lit_rl.checkpoint.lock import FolderLock
 from lit_rl.checkpoint.remote import RemoteFolder
 from lit_rl.errors import ConfigError
 from lit_rl.hooks import emit
-
-BEST = "best"
-
-
-@dataclass
-class Saving:
-    """One checkpoint on its way."""
-
-    folder: Path
-    step: int
-    begin: float = field(default_factory=time.perf_counter)
-    held: float = 0.0
-    """Seconds for which training stood still."""
-    complete: float = 0.0
-    """Seconds until the checkpoint was complete here."""
-    bytes: int = 0
 
 
 class CheckpointContents(L.Callback):
@@ -119,7 +101,6 @@ class CheckpointContents(L.Callback):
             load_contents = readable
         self.load_contents = checks.contents("load_contents", load_contents, readable)
         self.save_freq, self.save_every_minutes = save_freq, save_every_minutes
-        self.max_to_keep = max_to_keep
         self.monitor, self.mode, self.load_best_model_at_end = monitor, mode, load_best_model_at_end
         self.resume_mode, self.resume_from_path = resume_mode, resume_from_path
         self.del_local_ckpt_after_load = del_local_ckpt_after_load
@@ -132,9 +113,8 @@ class CheckpointContents(L.Callback):
         self._saves_after_validation = False
         self._signals = StopSignals()
         self._lock = FolderLock(self.folder)
-        self._background = Background("checkpoint")
+        self._writer = CheckpointWriter(self.folder, self.remote, max_to_keep, async_save)
         self._start: Path | None = None
-        self._saving: Saving | None = None
         self._saved_step, self._saved_at = -1, 0.0
         self._dumped: dict[str, Any] = {}
 
@@ -234,7 +214,7 @@ class CheckpointContents(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         step = trainer.global_step
-        self._background.check()
+        self._writer.check()
         self._announce(trainer, pl_module)
         validates = is_validation_next(trainer)
         received = self._signals.received is not None
@@ -263,7 +243,7 @@ class CheckpointContents(L.Callback):
         if self._saved_step != trainer.global_step:
             self.save(trainer, pl_module)
         with pl_module.clock("save"):  # type: ignore[operator]
-            self._background.wait()
+            self._writer.wait()
         self._announce(trainer, pl_module)
         trainer.strategy.barrier("checkpoints are complete")
         if self.stopped_by_signal:
@@ -312,55 +292,34 @@ class CheckpointContents(L.Callback):
         checks.check_registered(pl_module)
         with pl_module.clock("save"):
             saving = Saving(path, trainer.global_step)
-            self._background.wait()
+            self._writer.wait()
             self._announce(trainer, pl_module)
-            options: dict[str, Any] = {
+            options = {
                 "contents": contents,
                 "manifest": {**checks.facts(pl_module, trainer, contents), **entries},
                 "extra_files": extra_files(pl_module, trainer, contents, copied=self.async_save),
             }
-            uploads = self.remote is not None and trainer.is_global_zero
-            if self.async_save:
-                options["start"] = lambda write: self._background.start(
-                    lambda: self._finish(saving, uploads, write)
-                )
-            trainer.save_checkpoint(path, storage_options=options)
-            if self.save_on_each_node and trainer.local_rank == 0 and not trainer.is_global_zero:
-                trainer.strategy.checkpoint_io.save_checkpoint(self._dumped, path, storage_options=options)
-            self._dumped = {}
-            if self._is_writer(trainer):
-                self._saving = saving
-                if not self.async_save:
-                    self._finish(saving, False)
-                    if uploads:
-                        self._background.start(lambda: self._upload(path))
+            self._writer.write(
+                saving,
+                lambda more: self._hand_over(trainer, path, {**options, **more}),
+                is_writer=self._is_writer(trainer),
+                uploads=trainer.is_global_zero,
+            )
         saving.held = time.perf_counter() - saving.begin
         self._announce(trainer, pl_module)
 
-    def _finish(self, saving: Saving, uploads: bool, write: Any = None) -> None:
-        """Complete a checkpoint, then remove old ones; beside training if it is saved so."""
-        if write is not None:
-            write()
-        saving.bytes = size(saving.folder)
-        saving.complete = time.perf_counter() - saving.begin
-        if self.max_to_keep is not None and saving.folder.name != BEST:
-            for old in list_checkpoints(self.folder)[: -self.max_to_keep]:
-                remove_folder(old)
-        if uploads:
-            self._upload(saving.folder)
-
-    def _upload(self, folder: Path) -> None:
-        assert self.remote is not None
-        self.remote.upload(folder)
-        if self.max_to_keep is not None and folder.name != BEST:
-            for old in self.remote.names()[: -self.max_to_keep]:
-                self.remote.remove(old)
+    def _hand_over(self, trainer: L.Trainer, path: Path, options: dict[str, Any]) -> None:
+        """Collect the contents on every rank and write them on those that write."""
+        trainer.save_checkpoint(path, storage_options=options)
+        if self._is_writer(trainer) and not trainer.is_global_zero:
+            trainer.strategy.checkpoint_io.save_checkpoint(self._dumped, path, storage_options=options)
+        self._dumped = {}
 
     def _announce(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log and tell about the checkpoint that has become complete, on the ranks that wrote it."""
-        if self._saving is None or not self._background.is_idle:
+        saving = self._writer.finished()
+        if saving is None:
             return
-        saving, self._saving = self._saving, None
         metrics = {
             "time/save": saving.held,
             "time/save_complete": saving.complete,
@@ -406,7 +365,7 @@ class CheckpointContents(L.Callback):
     def _close(self, exception: BaseException | None) -> None:
         """End everything that outlives a step; an error on the way must not hide the one that came first."""
         try:
-            self._background.close()
+            self._writer.close()
         except Exception as error:
             if exception is None:
                 raise

@@ -14,7 +14,7 @@ from lit_rl.checkpoint.background import Background
 from lit_rl.checkpoint.codec import read_tree
 from lit_rl.checkpoint.folder import read_manifest
 from lit_rl.errors import ConfigError
-from lit_rl.export import load_policy_weights, run_configuration
+from lit_rl.export import load_weights, run_configuration
 from lit_rl.hooks import RLCallback
 from lit_rl.hub import push
 from lit_rl.model_card import write_card
@@ -103,7 +103,7 @@ class PushToHub(RLCallback):
         def job() -> None:
             with work:
                 if from_file:
-                    load_policy_weights(policy, read_tree(kept, "model"))
+                    load_weights(policy, read_tree(kept, "model"), "policy.")
                 self._push(policy, tokenizer, kept, Path(work.name) / "model", message)
 
         self._background.start(job if self.blocking else lambda: _reported(job))

@@ -28,11 +28,10 @@ from lit_rl.configuration.tree import expanded
 from lit_rl.data.chat import load_tokenizer
 from lit_rl.errors import ConfigError, DataError, StorageError
 from lit_rl.model_card import write_card
-from lit_rl.models.roles import save_hf
+from lit_rl.models.export import save_hf, token_classifier
 from lit_rl.models.weights import dense_copy, has_adapters
 
 PARTS = ("policy", "teacher", "ref", "critic")
-POLICY = "policy."
 
 
 def export(
@@ -66,10 +65,13 @@ def export(
         config["model"]["path"] = model_path
     if "model" not in manifest["contents"]:
         raise ConfigError(f"{checkpoint} holds no model (it holds {manifest['contents']}).")
-    policy = built(config["model"])
-    load_policy_weights(policy, read_tree(checkpoint, "model"))
-    state = read_tree(checkpoint, "state")
-    model = part_of(policy, part, state, manifest)
+    weights, state = read_tree(checkpoint, "model"), read_tree(checkpoint, "state")
+    if part == "critic":
+        model = critic_of(config, weights)
+    else:
+        policy = built(config["model"])
+        load_weights(policy, weights, "policy.")
+        model = part_of(policy, part, state, manifest)
     if adapter and not has_adapters(model):
         raise ConfigError(f"--adapter needs a {part} with LoRA adapters; this one has none.")
     source = config["data"]["tokenizer"]
@@ -100,29 +102,44 @@ def run_configuration(checkpoint: Path) -> tuple[str, dict[str, Any]]:
 
 
 @torch.no_grad()
-def load_policy_weights(policy: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Put a checkpoint's weights into a policy; what the file leaves out stays as `model.path` has it.
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor], prefix: str) -> None:
+    """Put a checkpoint's weights into a model; what the file leaves out stays as its path has it.
 
     Args:
-        policy: built with the run's settings.
-        weights: "model" of the checkpoint; names begin with `policy.`, others are another network's.
+        model: built with the run's settings.
+        weights: "model" of the checkpoint.
+        prefix: what the names of this model's weights begin with; others are another network's.
 
     Raises:
         DataError: a weight is of another model, or one that moved is missing.
     """
-    missing, unexpected = policy.load_state_dict(_own(weights), strict=False)
-    frozen = {name for name, p in policy.named_parameters() if not p.requires_grad}
-    tied = set(getattr(policy, "_tied_weights_keys", None) or ())
-    lost = set(missing) - frozen - tied
+    own = {name.removeprefix(prefix): t for name, t in weights.items() if name.startswith(prefix)}
+    missing, unexpected = model.load_state_dict(own, strict=False)
+    moving = {name for name, p in model.named_parameters() if p.requires_grad}  # tied weights once
+    lost = set(missing) & moving
     if unexpected or lost:
         raise DataError(
             f"The checkpoint is of another model: {sorted(unexpected)[:3]} only there, {sorted(lost)[:3]} "
-            f"only in {type(policy).__name__}."
+            f"only in {type(model).__name__}."
         )
 
 
+def critic_of(config: dict[str, Any], weights: Mapping[str, Tensor]) -> Any:
+    """The critic as a token classifier.
+
+    Raises:
+        ConfigError: the run had none.
+    """
+    if "critic" not in config["algo"]:
+        raise ConfigError("--part=critic needs a checkpoint of algo=ppo; this one's algorithm has no critic.")
+    critic = built(config["algo"]["critic"]["model"])
+    load_weights(critic, weights, "critic.")
+    return token_classifier(critic)
+
+
+@torch.no_grad()
 def part_of(policy: nn.Module, part: str, state: dict[str, Any], manifest: dict[str, Any]) -> nn.Module:
-    """The model of that name.
+    """The policy, or the teacher or reference that has moved away from it.
 
     Raises:
         ConfigError: the checkpoint holds none.
@@ -131,15 +148,14 @@ def part_of(policy: nn.Module, part: str, state: dict[str, Any], manifest: dict[
         return policy
     roles = {name: role for name, role in state["lit_rl"]["roles"].items() if role}
     if part not in roles:
-        initial = part in manifest["left_out"] or part in ("ref", "teacher")
-        hint = "; one that never moves is the model in model.path" if initial else ""
         raise ConfigError(
-            f"--part must be one that the checkpoint holds, {['policy', *roles]} (found {part!r}){hint}."
+            f"--part must be one that the checkpoint holds, {['policy', *roles]} (found {part!r}); one that "
+            "never moves is the model in model.path."
         )
     model = dense_copy(policy)
-    weights = dict(model.named_parameters())
+    mine = dict(model.named_parameters())
     for name, tensor in roles[part].items():
-        weights[name].copy_(tensor)
+        mine[name].copy_(tensor)
     return model
 
 
@@ -175,10 +191,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_user_error(error, full_trace=False)
         return 2
     return 0
-
-
-def _own(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(POLICY): t for name, t in weights.items() if name.startswith(POLICY)}
 
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
 """The policy as a folder that `from_pretrained` and other programs read."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
-from transformers import GenerationConfig
+from transformers import AutoModelForTokenClassification, GenerationConfig
 
+from lit_rl.errors import ConfigError
+from lit_rl.models.critic import ValueModel
 from lit_rl.models.load import end_token_ids
 from lit_rl.models.weights import dense_copy, has_adapters
 
@@ -34,3 +38,29 @@ def save_hf(policy: nn.Module, tokenizer: Any, folder: str | Path, *, merge: boo
     )
     special_ids.save_pretrained(str(folder))
     tokenizer.save_pretrained(str(folder))
+
+
+@torch.no_grad()
+def token_classifier(critic: ValueModel) -> Any:
+    """The critic as a token classifier with one label, which transformers reads; adapters are added.
+
+    Its logit at a position is the value of the token that comes next.
+
+    Raises:
+        ConfigError: transformers has no token classifier of this architecture.
+    """
+    dense = dense_copy(critic.backbone)
+    config = copy.deepcopy(dense.config)
+    config.num_labels, config.classifier_dropout = 1, 0.0
+    try:
+        model: Any = AutoModelForTokenClassification.from_config(config, dtype=critic.head.weight.dtype)
+    except ValueError as error:
+        raise ConfigError(
+            f"A critic of type {config.model_type!r} cannot be exported: transformers has no token "
+            "classifier of it."
+        ) from error
+    getattr(model, model.base_model_prefix).load_state_dict(
+        getattr(dense, dense.base_model_prefix).state_dict()
+    )
+    model.score.load_state_dict(critic.head.state_dict())
+    return model.eval()

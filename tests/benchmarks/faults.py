@@ -2,7 +2,7 @@
 
 Each line is one fault in the third of four steps (or before the first): what the run said, how it ended, and
 what the same command came to afterwards, compared with a run without the fault as in `kills.py`. Prints a
-Markdown table, which `callbacks/README.md` holds. Full disk and read-only folder need the right to mount;
+Markdown table, which `lit_rl/checkpoint/README.md` holds. Full disk and read-only folder need the right to mount;
 where it is missing they say so.
 """
 
