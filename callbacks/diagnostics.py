@@ -65,6 +65,13 @@ CONDITIONS = {
         "no row has had a teacher context, so that the distillation loss is 0: there is neither a "
         "demonstration nor feedback",
     ),
+    "no_feedback": Condition(
+        lambda value, tolerance: value <= tolerance,
+        "sdpo/feedback_available_frac",
+        None,
+        "no row has had feedback, though algo.reprompt.include_environment_feedback is on: neither the "
+        "reward nor the column data.privileged_context_key says anything",
+    ),
 }
 
 
@@ -72,8 +79,8 @@ class Diagnostics(RLCallback):
     """Counts, for each kind of degenerate step, how many came in a row, and warns about it.
 
     A healthy step sets that kind's count back to 0. Kinds: rewards without spread in any group, no row with
-    a teacher context, no group with a success (these two with SDPO), every completion cut, no token in the
-    loss. Source: TRL SDPO, `diagnostics_*`; the separate counts are ours.
+    a teacher context, no group with a success, no feedback where it is on (these three with SDPO), every
+    completion cut, no token in the loss. Source: TRL SDPO, `diagnostics_*`; the separate counts are ours.
 
     Args:
         diagnostics_warning_interval: degenerate steps in a row between two warnings; 0 = no warnings. That

@@ -21,6 +21,7 @@ class MetricSums:
         self.device = torch.device(device)
         self._sums: dict[str, Tensor] = {}
         self._maxima: dict[str, Tensor] = {}
+        self._minima: set[str] = set()  # names in _maxima that are kept with the other sign
         self._shares: dict[str, Tensor] = {}
         self._updates = 0
 
@@ -33,6 +34,11 @@ class MetricSums:
         """Keep the largest value."""
         new = self._scalar(value)
         self._maxima[name] = torch.maximum(self._maxima[name], new) if name in self._maxima else new
+
+    def add_min(self, name: str, value: Tensor | float) -> None:
+        """Keep the smallest value."""
+        self._minima.add(name)
+        self.add_max(name, -torch.as_tensor(value))
 
     def add_share(self, name: str, value: Tensor | float) -> None:
         """Add a micro-batch's share of a loss; the metric is the loss of an optimizer batch, averaged over
@@ -57,7 +63,8 @@ class MetricSums:
             out.update(zip(self._shares, losses.tolist(), strict=True))
         if self._maxima:
             maxima = all_max_(torch.stack(list(self._maxima.values())))
-            out.update(zip(self._maxima, maxima.tolist(), strict=True))
+            for name, value in zip(self._maxima, maxima.tolist(), strict=True):
+                out[name] = -value if name in self._minima else value
         return out
 
     def _take_names_of_all_ranks(self) -> None:

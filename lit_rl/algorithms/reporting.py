@@ -6,7 +6,9 @@
 | `rollout/truncated_frac` | rows that ended at the length limit / rows |
 | `rollout/tokens` | completion tokens of the step, all ranks |
 | `rollout/loss_tokens` | tokens that count in the loss |
+| `rollout/empty_frac` | rows without a token that counts / rows |
 | `rollout/reward`, `reward/<function>` | mean over rows that have one |
+| `rollout/reward_min`, `rollout/reward_max` | over the rows of the step that have one |
 | `rollout/reward_std` | mean over groups of the standard deviation in the group |
 | `rollout/zero_variance_frac` | groups of equal rewards / groups |
 | `rollout/all_right_frac`, `rollout/all_wrong_frac` | groups of right, or of wrong, rows only / groups |
@@ -42,6 +44,7 @@ def add_rollout_metrics(sums: MetricSums, rollout: RolloutBatch) -> None:
     sums.add_max("rollout/completion_len_max", rollout.completion_len.max() if rows else 0.0)
     sums.add("rollout/tokens", tokens, 1.0 / world_size())
     sums.add("rollout/loss_tokens", rollout.completion_mask.sum(), 1.0 / world_size())
+    sums.add("rollout/empty_frac", (~rollout.completion_mask.any(1)).sum(), rows)
     cut = sum(reason == "length" for reason in rollout.finish_reason or [])
     sums.add("rollout/truncated_frac", cut, rows)
 
@@ -52,6 +55,8 @@ def add_reward_metrics(sums: MetricSums, rollout: RolloutBatch) -> None:
         return
     has_reward = ~rollout.rewards.isnan()
     sums.add("rollout/reward", rollout.rewards.nan_to_num().sum(), has_reward.sum())
+    sums.add_min("rollout/reward_min", rollout.rewards.nan_to_num(torch.inf).amin())
+    sums.add_max("rollout/reward_max", rollout.rewards.nan_to_num(-torch.inf).amax())
     groups = rollout.rewards.view(-1, rollout.num_generations)
     low, high = _extremes(groups)
     count = len(groups)

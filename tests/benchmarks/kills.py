@@ -40,6 +40,10 @@ class Case:
 CASES = {
     "grpo": Case(("algo=grpo", "algo.num_iterations=2", "algo.kl.beta=0.04")),
     "sdpo_ema": Case(("algo=sdpo",)),
+    "sdpo_lora": Case(("algo=sdpo", "model.lora.lora_rank=2", "optim.lr=1e-2")),
+    "sdpo_trust_region": Case(
+        ("algo=sdpo", "algo.teacher.teacher_model_kind=trust_region", "algo.num_iterations=2")
+    ),
     "ppo": Case(
         (
             *("algo=ppo", "algo.num_iterations=2", "algo.batch.shuffle=true"),

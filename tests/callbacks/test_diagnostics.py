@@ -54,6 +54,11 @@ def test_each_kind_has_its_own_count():
     assert callback.counts["no_success"] == 0 and callback.counts["no_reprompt"] == 2
 
 
+def test_feedback_that_never_comes_is_reported():
+    script = [{"sdpo/feedback_available_frac": value} for value in (0.0, 0.0, 0.5, 0.0, 0.0)]
+    assert warned_at(Diagnostics(2), script, "data.privileged_context_key") == [2, 5]
+
+
 def test_kinds_that_the_algorithm_does_not_report_are_left_alone():
     callback = Diagnostics(1)
     assert warned_at(callback, [{"train/loss": 0.0}]) == []
