@@ -16,7 +16,8 @@ from omegaconf import OmegaConf
 
 from lit_rl.configuration.compose import Source
 from lit_rl.configuration.root import Run
-from lit_rl.configuration.signature import described, resolved, signature
+from lit_rl.configuration.signature import described as type_in_words
+from lit_rl.configuration.signature import resolved, signature
 from lit_rl.configuration.tree import NODE_KEYS, at, joined, link
 from lit_rl.configuration.validate import block_class
 
@@ -101,12 +102,17 @@ def page(source: Source) -> str:
     return "\n".join(parts)
 
 
+def described(source: Source) -> dict[str, Row]:
+    """Every key of the page with its defaults, type and meaning."""
+    found = _root_rows(source)
+    for group, choices in GROUPS:
+        found.update(_group_rows(source, group, choices))
+    return found
+
+
 def keys(source: Source) -> set[str]:
     """Every key of the page."""
-    found = set(_root_rows(source))
-    for group, choices in GROUPS:
-        found |= set(_group_rows(source, group, choices))
-    return found
+    return set(described(source))
 
 
 def _alone(source: Source, name: str) -> dict[str, Any]:
@@ -119,7 +125,7 @@ def _root_rows(source: Source) -> dict[str, Row]:
     meanings, parameters = arguments(Run), signature(Run).parameters
     raw: Any = OmegaConf.to_container(OmegaConf.load(source.folder / f"{source.name}.yaml"), resolve=False)
     return {
-        name: Row({"train": raw[name]}, described(parameter.annotation), meanings[name])
+        name: Row({"train": raw[name]}, type_in_words(parameter.annotation), meanings[name])
         for name, parameter in parameters.items()
     }
 
@@ -169,7 +175,7 @@ def _collect(
             continue
         row = rows.setdefault(here, Row())
         row.defaults[choice] = value
-        row.kind = row.kind or (described(accepted[name].annotation) if name in accepted else "")
+        row.kind = row.kind or (type_in_words(accepted[name].annotation) if name in accepted else "")
         row.meaning = row.meaning or meanings.get(name) or comments.get(name, "")
 
 

@@ -51,6 +51,7 @@ def test_processes_give_the_same_scores_in_order() -> None:
     assert str(os.getpid()) not in workers and set(plain.feedback) == {str(os.getpid())}
 
 
+@pytest.mark.field("rew/2")
 @pytest.mark.parametrize("manager", ["naive", "prime"])
 def test_a_hanging_row_fails_alone(manager: str) -> None:
     total = RewardSum({"f": Hangs()}, reward_manager=manager, timeout=0.3, on_error="zero")
