@@ -6,8 +6,6 @@ from pathlib import Path
 HERE = Path(__file__).parent
 IDS = (HERE / "field_cases.txt").read_text().split()
 WAITING = {
-    "ckpt/6": "sizes of checkpoints with adapters and moving copies are not measured yet",
-    "ckpt/7": "export is tested by its parts, without this case's whole command",
     "dist/2": "metrics over unequal ranks are tested through algorithms, without this case's numbers",
     "dist/3": "a frozen reference is tested on one rank only",
     "dist/5": "the last optimizer batch of uneven rows is refused at the start, which no test names",
@@ -17,8 +15,6 @@ WAITING = {
     "rew/5": "reward models are not there yet",
     "rew/6": "asynchronous rewards are refused",
     "rew/7": "validation scores with the training reward and its verifier, no independent metric",
-    "sdpo/7": "the collapse alarm is there, the best checkpoint is tested apart from it",
-    "sdpo/11": "empty completions are tested in the losses only",
     "sec/4": "no reward that runs generated code is shipped",
 }
 

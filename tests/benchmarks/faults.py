@@ -1,9 +1,9 @@
 """Let something go wrong in a run, resume it, compare all bits: `python tests/benchmarks/faults.py`.
 
 Each line is one fault in the third of four steps (or before the first): what the run said, how it ended, and
-what the same command came to afterwards, compared with a run without the fault as in `kills.py`. Prints a
-Markdown table, which `lit_rl/checkpoint/README.md` holds. Full disk and read-only folder need the right to mount;
-where it is missing they say so.
+what the same command came to afterwards, compared with a run without the fault as in `kills.py`. Prints the
+Markdown table in `lit_rl/checkpoint/README.md`. Full disk and read-only folder need the right to mount; where
+it is missing they say so.
 """
 
 import argparse

@@ -4,7 +4,7 @@ A run is stopped by SIGKILL at moments spread evenly over each phase of an itera
 write too, then resumed with the same command, and compared with a run that nobody killed: weights, moments,
 teacher, schedule, counters, data position, logged numbers, completions. Each run is a process of its own,
 forked from one that has imported everything. At the kill the process is proven to be alive and in its phase:
-it has announced the place and waits there. Prints a Markdown table, which `lit_rl/checkpoint/README.md` holds.
+it has announced the place and waits there. Prints the Markdown table in `lit_rl/checkpoint/README.md`.
 """
 
 import argparse
