@@ -108,7 +108,7 @@ def _metadata(base: str, algorithm: str, fields: dict[str, Any]) -> str:
 
 
 def _rows(state: dict[str, Any]) -> str:
-    """As the place in the data says it; nothing where that was not saved, or the loader is not one of ours."""
+    """As the place in the data says it; nothing where none of our loaders was saved."""
     loader = state.get("loops", {}).get("fit_loop", {}).get("state_dict", {}).get("combined_loader", [])
     return str(loader[0].get("data.train_files", "")).partition(" ")[0] if loader else ""
 
