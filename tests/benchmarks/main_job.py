@@ -14,7 +14,7 @@ from pathlib import Path
 from runs import mean_accuracy, run
 
 EMPTY_CONTEXT = "algo.reprompt.reprompt_template='{prompt}'"
-RATE = 1.4e-5
+RATE = 2e-5
 
 
 @dataclass(frozen=True)
