@@ -6,9 +6,6 @@ from pathlib import Path
 HERE = Path(__file__).parent
 IDS = (HERE / "field_cases.txt").read_text().split()
 WAITING = {
-    "dist/2": "metrics over unequal ranks are tested through algorithms, without this case's numbers",
-    "dist/3": "a frozen reference is tested on one rank only",
-    "dist/5": "the last optimizer batch of uneven rows is refused at the start, which no test names",
     "mem/1": "peak memory of a wide vocabulary is not measured",
     "mem/4": "engines that sleep need a GPU",
     "rew/1": "time limits are tested in processes, not from a worker thread",

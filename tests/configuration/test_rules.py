@@ -445,3 +445,17 @@ def test_a_breach_is_refused_and_names_every_key(refusal, line: str, parts: list
 )
 def test_a_legal_combination_is_not_refused(accepted, line: str) -> None:
     accepted(line)
+
+
+@pytest.mark.field("dist/5")
+@pytest.mark.parametrize("refills", ["null", "2"])
+def test_rows_that_an_optimizer_batch_does_not_divide_are_refused(refusal, refills: str) -> None:
+    """Six rows in optimizer batches of four; a group that is filtered out is refilled, so six stay six."""
+    line = "algo=dapo data.train_batch_size=3 algo.num_generations=2 algo.batch.optimizer_batch_size=4 "
+    line += "algo.batch.micro_batch_size=1 "
+    line += (
+        "algo.dynamic_sampling=null" if refills == "null" else f"algo.dynamic_sampling.max_refills={refills}"
+    )
+    text = refusal(line)
+    assert "algo.batch.optimizer_batch_size (found 4) must divide the 6 rows of a step" in text
+    assert "Nearest: 3 or 6" in text
