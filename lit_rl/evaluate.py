@@ -19,12 +19,16 @@ from lit_rl.configuration.build import built
 from lit_rl.configuration.compose import Source, compose
 from lit_rl.data.parquet import open_rows
 from lit_rl.errors import ConfigError, DataError
-from lit_rl.functional.evaluation import Interval, bootstrap_mean, majority_at_k, pass_at_k
+from lit_rl.functional.evaluation import bootstrap_mean, sign_flip_p
 from lit_rl.rewards.base import RewardSum, Sample
-from lit_rl.rewards.reward import Reward
+from lit_rl.rewards.scored import Scored, by_source, prompt_numbers, scored
 
-RIGHT = 1.0 - 1e-6
-MAJORITY_DRAWS = 200
+SIGNIFICANT = 0.05
+
+ROWS_AT_ONCE = 64
+"""Prompts that are scored together."""
+
+DEFAULT_SOURCE = "all"
 
 
 @dataclass(frozen=True)
@@ -52,26 +56,7 @@ class Responses:
             raise ConfigError(f"data.path must be a parquet file of responses (found {self.path!r}).")
 
 
-@dataclass(frozen=True)
-class Scored:
-    """Scores of one prompt.
-
-    Attributes:
-        source: of the row.
-        scores: one per response, NaN where no reward applied.
-        answers: what the verifier read as the answer, None where it has no such notion or found none.
-    """
-
-    source: str
-    scores: list[float]
-    answers: list[str | None]
-
-    @property
-    def is_right(self) -> list[bool]:
-        return [score >= RIGHT for score in self.scores]
-
-
-def scored_rows(path: str, columns: Responses, reward: RewardSum) -> list[Scored]:
+def scored_rows(path: str, columns: Responses, reward: RewardSum) -> tuple[list[Scored], list[str]]:
     """Score every response of a file.
 
     Args:
@@ -79,79 +64,94 @@ def scored_rows(path: str, columns: Responses, reward: RewardSum) -> list[Scored
         columns: names.
         reward: scores.
 
+    Returns:
+        The prompts in the order of the file, and what tells each from the others.
+
     Raises:
         DataError: a column is missing, or a row holds no list of texts.
     """
-    needed = [
-        columns.prompt_key,
-        columns.response_key,
-        columns.data_source_key,
-        columns.reward_model_key,
+    source_key = columns.data_source_key
+    named = [source_key] if source_key != Responses.data_source_key else []
+    rows = open_rows(path, key="data.path", required=[columns.prompt_key, columns.response_key, *named])
+    found: list[Scored] = []
+    prompts: list[str] = []
+    for start in range(0, len(rows), ROWS_AT_ONCE):
+        part = [(i, rows[i]) for i in range(start, min(start + ROWS_AT_ONCE, len(rows)))]
+        samples = [_samples(row, i, columns, rows.where(i)) for i, row in part]
+        sources = [str(row.get(source_key) or DEFAULT_SOURCE) for _, row in part]
+        together = [sample for own in samples for sample in own]
+        found += scored(together, sources, [len(own) for own in samples], reward)[0]
+        prompts += [repr((row[columns.prompt_key], row.get(columns.reward_model_key))) for _, row in part]
+    return found, prompts
+
+
+def _samples(row: dict[str, Any], index: int, columns: Responses, where: str) -> list[Sample]:
+    responses = row[columns.response_key]
+    if not isinstance(responses, list) or not responses or not all(isinstance(r, str) for r in responses):
+        raise DataError(
+            f"{where}, column {columns.response_key!r} must hold a list of texts (found "
+            f"{str(responses)[:60]!r}); name the column by data.response_key."
+        )
+    return [
+        Sample(
+            prompt=row[columns.prompt_key],
+            completion=response,
+            columns=row,
+            row=index,
+            data_source_key=columns.data_source_key,
+            reward_model_key=columns.reward_model_key,
+        )
+        for response in responses
     ]
-    rows = open_rows(path, key="data.path", required=needed)
-    found = []
-    for index in range(len(rows)):
-        row = rows[index]
-        responses = row[columns.response_key]
-        if not isinstance(responses, list) or not responses or not all(isinstance(r, str) for r in responses):
-            raise DataError(
-                f"{rows.where(index)}, column {columns.response_key!r} must hold a list of texts (found "
-                f"{str(responses)[:60]!r}); name the column by data.response_key."
-            )
-        samples = [
-            Sample(
-                prompt=row[columns.prompt_key],
-                completion=response,
-                columns=row,
-                data_source_key=columns.data_source_key,
-                reward_model_key=columns.reward_model_key,
-            )
-            for response in responses
-        ]
-        scores = reward(samples).rewards.tolist()
-        answers = [_answer(reward, sample) for sample in samples]
-        found.append(Scored(str(row[columns.data_source_key]), scores, answers))
-    return found
 
 
 def report(rows: Sequence[Scored], *, seed: int) -> dict[str, dict[str, Any]]:
-    """Mean score, accuracy, pass@k and maj@k of each source and of all rows ("all" comes last).
+    """Mean score, pass@k, maj@k and what the rewards counted, of each source and of all rows ("all" is last).
 
-    k runs over the powers of 2 up to the least number of responses of a prompt. Each number is a mean over
-    prompts with its bootstrap interval.
+    Each number is a mean over prompts with its bootstrap interval; see `prompt_numbers`.
 
     Args:
         rows: scored prompts.
         seed: of resamples.
     """
-    sources = sorted({row.source for row in rows})
-    groups = {source: [row for row in rows if row.source == source] for source in sources}
-    if len(sources) > 1:
+    groups = by_source(rows)
+    if len(groups) > 1:
         groups["all"] = list(rows)
     return {name: _numbers(group, seed) for name, group in groups.items()}
 
 
 def comparison(rows: Sequence[Scored], others: Sequence[Scored], *, seed: int) -> dict[str, Any]:
-    """Difference of the mean score between two files of the same prompts, row by row.
+    """Difference of the mean score between two lists of the same prompts, prompt by prompt, with a verdict.
 
-    Raises:
-        DataError: the files have different rows.
+    A file is better when the bootstrap interval leaves out 0 and a sign-flip test, which few prompts cannot
+    pass, has p < 0.05. Source of the test: Fisher, "The Design of Experiments" (1935), section 21.
     """
-    if [row.source for row in rows] != [other.source for other in others]:
-        raise DataError(
-            f"data.compare must hold the same rows in the same order as data.path (found {len(others)} rows "
-            f"and {len(rows)}, or other sources)."
-        )
-    differences = torch.tensor(
-        [_mean(row.scores) - _mean(other.scores) for row, other in zip(rows, others, strict=True)]
-    )
+    pairs = zip(rows, others, strict=True)
+    differences = torch.tensor([row.mean - other.mean for row, other in pairs], dtype=torch.float64)
     interval = bootstrap_mean(differences, seed=seed)
+    chance = sign_flip_p(differences, seed=seed)
     verdict = "no difference shown"
-    if interval.low > 0:
+    if chance < SIGNIFICANT and interval.low > 0:
         verdict = "data.path is better"
-    elif interval.high < 0:
+    elif chance < SIGNIFICANT and interval.high < 0:
         verdict = "data.compare is better"
-    return {"difference": interval._asdict(), "verdict": verdict}
+    return {"difference": interval._asdict(), "p": chance, "verdict": verdict}
+
+
+def comparisons(rows: Sequence[Scored], others: Sequence[Scored], *, seed: int) -> dict[str, Any]:
+    """`comparison` of all rows, and under `sources` of each source where there are several."""
+    found = comparison(rows, others, seed=seed)
+    sources = sorted({row.source for row in rows})
+    if len(sources) > 1:
+        found["sources"] = {
+            source: comparison(
+                [row for row in rows if row.source == source],
+                [other for row, other in zip(rows, others, strict=True) if row.source == source],
+                seed=seed,
+            )
+            for source in sources
+        }
+    return found
 
 
 def table(numbers: dict[str, dict[str, Any]]) -> str:
@@ -182,55 +182,41 @@ def main(arguments: Sequence[str], conf: Path) -> dict[str, Any]:
     reward: RewardSum = built(tree["reward"])
     data: Responses = built(tree["data"])
     assert data.path is not None
-    rows = scored_rows(data.path, data, reward)
+    rows, prompts = scored_rows(data.path, data, reward)
     found: dict[str, Any] = {"data.path": data.path, "scores": report(rows, seed=tree["seed"])}
     print(table(found["scores"]))
     if data.compare is not None:
-        others = scored_rows(data.compare, data, reward)
+        others, same = scored_rows(data.compare, data, reward)
+        if prompts != same:
+            raise DataError(
+                f"data.compare must hold the same prompts in the same order as data.path (found {len(same)} "
+                f"rows and {len(prompts)}, and the first that differs is {_first_difference(prompts, same)})."
+            )
         found["comparison"] = {
             "data.compare": data.compare,
-            **comparison(rows, others, seed=tree["seed"]),
+            **comparisons(rows, others, seed=tree["seed"]),
         }
-        interval = found["comparison"]["difference"]
-        print(
-            f"\ndifference {interval['mean']:+.4f} (95 % interval {interval['low']:+.4f} to "
-            f"{interval['high']:+.4f}): {found['comparison']['verdict']}"
-        )
+        for name, one in {**found["comparison"].get("sources", {}), "all": found["comparison"]}.items():
+            interval = one["difference"]
+            print(
+                f"\n{name}: difference {interval['mean']:+.4f} (95 % interval {interval['low']:+.4f} to "
+                f"{interval['high']:+.4f}, p = {one['p']:.3g}): {one['verdict']}"
+            )
     _write(Path(data.path).with_suffix(".scores.json"), found)
     return found
 
 
+def _first_difference(prompts: list[str], others: list[str]) -> int:
+    """Number of the first row that differs."""
+    same = [a == b for a, b in zip(prompts, others, strict=False)]
+    return same.index(False) if False in same else len(same)
+
+
 def _numbers(rows: Sequence[Scored], seed: int) -> dict[str, Any]:
-    drawn = min(len(row.scores) for row in rows)
-    numbers: dict[str, Any] = {"prompts": len(rows), "responses": sum(len(row.scores) for row in rows)}
-
-    def mean_of(values: list[float]) -> dict[str, float]:
-        interval: Interval = bootstrap_mean(torch.tensor(values), seed=seed)
-        return interval._asdict()
-
-    numbers["mean"] = mean_of([_mean(row.scores) for row in rows])
-    has_answers = any(answer is not None for row in rows for answer in row.answers)
-    k = 1
-    while k <= drawn:
-        right = [(sum(row.is_right), len(row.scores)) for row in rows]
-        numbers[f"pass@{k}"] = mean_of([pass_at_k(c, n, k) for c, n in right])
-        if has_answers and k > 1:
-            numbers[f"maj@{k}"] = mean_of(
-                [majority_at_k(row.answers, row.is_right, k, draws=MAJORITY_DRAWS, seed=seed) for row in rows]
-            )
-        k *= 2
+    numbers: dict[str, Any] = {"prompts": len(rows), "responses": sum(len(row.rewards) for row in rows)}
+    for name, values in prompt_numbers(rows, seed=seed).items():
+        numbers[name] = bootstrap_mean(torch.tensor(values), seed=seed)._asdict()
     return numbers
-
-
-def _mean(scores: list[float]) -> float:
-    """Mean of the scores that exist, 0 without any."""
-    known = [score for score in scores if score == score]
-    return sum(known) / len(known) if known else 0.0
-
-
-def _answer(reward: RewardSum, sample: Sample) -> str | None:
-    function: Reward = next(iter(reward.functions.values()))
-    return function.answer(sample)
 
 
 def _cell(value: Any) -> str:

@@ -1,6 +1,7 @@
 """What a run does with its parts, in order: validate, fit, validate."""
 
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import torch
 from transformers.utils import logging as transformers_logging
 
+from lit_rl.algorithms.base import RLModule
 from lit_rl.batch import RolloutBatch
 from lit_rl.distributed import gather_objects
 
@@ -52,16 +54,14 @@ def run(
     datamodule: L.LightningDataModule,
     **run_length: Any,
 ) -> dict[str, float]:
-    """Do a task by its name; see `fit`, `validate` and `answer`.
+    """Do a task by its name; see `fit` and `answer`.
 
     Args:
         run_length: the keyword arguments of `fit`.
     """
     if task == "fit":
         return fit(trainer, module, datamodule, **run_length)
-    if task == "validate":
-        return validate(trainer, module, datamodule)
-    return answer(trainer, module, datamodule, is_scored=task == "test")
+    return answer(trainer, module, datamodule, is_scored=task != "generate")
 
 
 def fit(
@@ -104,45 +104,34 @@ def fit(
     return {**metrics, **_numbers(trainer.logged_metrics)}
 
 
-def validate(
-    trainer: L.Trainer, module: L.LightningModule, datamodule: L.LightningDataModule
-) -> dict[str, float]:
-    """Score the validation rows with the weights of the checkpoint that is found, else the model's.
-
-    Returns:
-        Validation metrics by name.
-    """
-    path = resume_path(trainer, None, None)
-    trainer.validate(module, datamodule=datamodule, ckpt_path=path, verbose=False)
-    metrics = _numbers(trainer.logged_metrics)
-    if trainer.is_global_zero:
-        print(*(f"{name:<40} {value:.4f}" for name, value in sorted(metrics.items())), sep="\n")
-    return metrics
-
-
 def answer(
     trainer: L.Trainer, module: L.LightningModule, datamodule: L.LightningDataModule, *, is_scored: bool
 ) -> dict[str, float]:
-    """As `validate`, and write the responses to `responses.parquet` in the run's folder.
+    """Answer the validation rows with the weights of the checkpoint that is found, else the model's.
 
-    A row is a prompt: its columns, `responses` (a list of texts) and, where scored, `rewards` (one each).
+    Where rows have prompts, the responses go to `responses.parquet` in the run's folder, as
+    `python -m lit_rl.evaluate` reads them: a row is a prompt with its columns, `responses` (a list of texts)
+    and, where scored, `rewards` (one each).
 
     Args:
-        is_scored: write the rewards too, and print the metrics.
+        is_scored: call the reward, write what it gives, and print the metrics.
+
+    Returns:
+        Validation metrics by name; none where nothing is scored.
     """
-    responses = _Responses(is_scored)
+    responses = _Responses()
     trainer.callbacks.append(responses)  # type: ignore[attr-defined]
-    if is_scored:
-        metrics = validate(trainer, module, datamodule)
-    else:
-        path = resume_path(trainer, None, None)
-        trainer.validate(module, datamodule=datamodule, ckpt_path=path, verbose=False)
-        metrics = {}
+    if isinstance(module, RLModule):
+        module.validation.is_scored = is_scored
+    path = resume_path(trainer, None, None)
+    trainer.validate(module, datamodule=datamodule, ckpt_path=path, verbose=False)
+    metrics = _numbers(trainer.logged_metrics) if is_scored else {}
     if trainer.is_global_zero:
-        file = Path(trainer.default_root_dir) / "responses.parquet"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.Table.from_pylist(responses.rows), file)
-        print(f"{len(responses.rows)} prompts with their responses: {file}")
+        print(*(f"{name:<40} {value:.4f}" for name, value in sorted(metrics.items())), sep="\n")
+        if responses.rows:
+            file = Path(trainer.default_root_dir) / "responses.parquet"
+            _write(responses.rows, file)
+            print(f"{len(responses.rows)} prompts with their responses: {file}")
     return metrics
 
 
@@ -171,8 +160,7 @@ class _Done(L.Callback):
 class _Responses(L.Callback):
     """Collects the validation rows of all ranks, in the order of the file."""
 
-    def __init__(self, is_scored: bool) -> None:
-        self.is_scored = is_scored
+    def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
@@ -191,9 +179,17 @@ class _Responses(L.Callback):
         for start in range(0, len(rollout), size):
             row = {name: values[start] for name, values in rollout.columns.items()}
             row["responses"] = texts[start : start + size]
-            if self.is_scored and rollout.rewards is not None:
+            if rollout.rewards is not None:
                 row["rewards"] = rollout.rewards[start : start + size].tolist()
             yield int(rollout.prompt_row[start]), row
+
+
+def _write(rows: list[dict[str, Any]], file: Path) -> None:
+    """Write rows to a parquet file, whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(file.name + ".tmp")
+    pq.write_table(pa.Table.from_pylist(rows), temporary)
+    os.replace(temporary, file)
 
 
 def _numbers(metrics: Any) -> dict[str, float]:

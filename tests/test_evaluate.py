@@ -14,7 +14,7 @@ import torch
 from lit_rl.configuration.report import user_error
 from lit_rl.errors import DataError
 from lit_rl.evaluate import main
-from lit_rl.functional.evaluation import bootstrap_mean, majority_at_k, pass_at_k
+from lit_rl.functional.evaluation import bootstrap_mean, majority_at_k, pass_at_k, sign_flip_p
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 
@@ -55,6 +55,8 @@ def test_scores_by_source_worked_by_hand(tmp_path: Path) -> None:
     # all four votes: 12 wins its prompt, 4 wins the other; B wins
     assert gsm8k["maj@4"]["mean"] == 0.5 and science["maj@4"]["mean"] == 1.0
     assert found["all"]["prompts"] == 3
+    # one of eight has no number; of the four, one is no letter in its block
+    assert gsm8k["by_source/no_answer"]["mean"] == 1 / 8 and science["by_source/no_answer"]["mean"] == 1 / 4
     assert json.loads((tmp_path / "r.scores.json").read_text())["scores"] == found
 
 
@@ -102,6 +104,55 @@ def test_a_comparison_says_which_is_better_or_that_nothing_is_shown(tmp_path: Pa
         ]
     }
     assert list(verdicts.values()) == ["data.path is better", "data.compare is better", "no difference shown"]
+
+
+def test_few_prompts_show_no_difference_however_large(tmp_path: Path) -> None:
+    good = responses(tmp_path / "good.parquet", [("openai/gsm8k", "1", ["#### 1"])] * 5)
+    bad = responses(tmp_path / "bad.parquet", [("openai/gsm8k", "1", ["#### 2"])] * 5)
+    found = main([f"data.path={good}", f"data.compare={bad}"], CONF)["comparison"]
+    assert found["difference"]["low"] == 1.0 and found["p"] == 2 / 2**5
+    assert found["verdict"] == "no difference shown"
+
+
+def test_sources_are_compared_on_their_own_too(tmp_path: Path) -> None:
+    right, wrong = ("openai/gsm8k", "1", ["#### 1"]), ("openai/gsm8k", "1", ["#### 2"])
+    same = ("sciknoweval/x", "B", ["<answer>B</answer>"])
+    good = responses(tmp_path / "good.parquet", [right, same] * 10)
+    bad = responses(tmp_path / "bad.parquet", [wrong, same] * 10)
+    sources = main([f"data.path={good}", f"data.compare={bad}"], CONF)["comparison"]["sources"]
+    assert sources["openai/gsm8k"]["verdict"] == "data.path is better"
+    assert sources["sciknoweval/x"] == {
+        "difference": {"mean": 0.0, "low": 0.0, "high": 0.0},
+        "p": 1.0,
+        "verdict": "no difference shown",
+    }
+
+
+def test_sign_flips_are_counted_exactly_or_drawn() -> None:
+    # 3 and 1 of one sign, 2 of the other: sums of +-3 +-1 +-2 as far from 0 as 2 are +-2, +-4, +-6
+    assert sign_flip_p(torch.tensor([3.0, 1.0, -2.0, 0.0])) == 6 / 8
+    generator = torch.Generator().manual_seed(0)
+    chances = [sign_flip_p(torch.randn(30, generator=generator), draws=400, seed=seed) for seed in range(200)]
+    assert 0.01 < sum(p < 0.05 for p in chances) / 200 < 0.1  # no difference is there
+    assert sign_flip_p(torch.ones(30)) == 1 / 10_001
+
+
+def test_other_prompts_cannot_be_compared(tmp_path: Path) -> None:
+    first = responses(tmp_path / "a.parquet", [("openai/gsm8k", "1", ["#### 1"])] * 3)
+    other = responses(tmp_path / "b.parquet", [("openai/gsm8k", t, ["#### 1"]) for t in ("1", "2", "1")])
+    with pytest.raises(DataError, match=r"same prompts in the same order.*first that differs is 1"):
+        main([f"data.path={first}", f"data.compare={other}"], CONF)
+
+
+def test_a_file_without_sources_is_one_source(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"prompt": ["q"], "responses": [["a", "bc"]]}), tmp_path / "r.parquet")
+    score = tmp_path / "score.py"
+    score.write_text("def mine(completions, **columns):\n    return [float(len(c)) for c in completions]\n")
+    own = [f"reward.custom_reward_function.path={score}", "reward.custom_reward_function.name=mine"]
+    found = main([f"data.path={tmp_path / 'r.parquet'}", *own], CONF)["scores"]
+    assert list(found) == ["all"] and found["all"]["mean"]["mean"] == 1.5
+    with pytest.raises(DataError, match="'topic'"):
+        main([f"data.path={tmp_path / 'r.parquet'}", *own, "data.data_source_key=topic"], CONF)
 
 
 def test_a_reward_of_your_own_scores_the_responses(tmp_path: Path) -> None:

@@ -305,20 +305,20 @@ class RLModule(L.LightningModule):
         """Score the validation completions that `RolloutGeneration` wrote, each row once."""
         with self.clock("validate"):
             rollout = self.take_rollout(batch)
+            if not self.validation.is_scored:
+                self.validation.rollouts.append(rollout)
+                return
             if self.reward is None:
                 raise ConfigError(
                     "Validation needs a reward; set trainer.val_check_interval=0 to run without."
                 )
-            scores = self.reward(self.samples(rollout))
-            rollout.rewards, rollout.rewards_per_func = scores.rewards, scores.rewards_per_func
-            rollout.feedback = scores.feedback
             own = self.trainer.datamodule.data_source_key  # type: ignore[attr-defined]
             sources = rollout.columns.get(VALIDATION_SET, rollout.columns.get(own))
-            self.validation.add(rollout, sources, self.reward)
+            self.validation.add(rollout, self.samples(rollout), sources, self.reward)
 
     def on_validation_epoch_end(self) -> None:
         """Log accuracy per data source over all ranks. Collective."""
-        self.log_dict(self.validation.compute(), sync_dist=True)
+        self.log_dict(self.validation.compute(self.seed), sync_dist=True)
         self.validation.reset()
 
     # ------------------------------------------------------------------------------------------------- setup

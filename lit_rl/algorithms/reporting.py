@@ -31,8 +31,8 @@ from lit_rl.functional.importance import Correction
 from lit_rl.functional.kl import k3
 from lit_rl.functional.masking import masked_sum
 from lit_rl.metrics import MetricSums
+from lit_rl.rewards.base import RIGHT
 
-RIGHT = 1.0 - 1e-6
 FLAT = 1e-8
 
 

@@ -24,8 +24,8 @@ def fill_rewards_(module: RLModule, rollout: RolloutBatch) -> None:
     rollout.rewards = scores.rewards.to(module.device)
     rollout.rewards_per_func = scores.rewards_per_func.to(module.device)
     rollout.feedback = scores.feedback
-    for name, value in scores.metrics.items():
-        module.sums.add(f"reward/{name}", value * len(rollout), len(rollout))
+    for name, (total, count) in scores.sums.items():
+        module.sums.add(f"reward/{name}", total, count)
 
 
 def take_out_(rollout: RolloutBatch, *, truncated: bool) -> None:

@@ -17,8 +17,10 @@ def samples_of(rollout: RolloutBatch, chat: Chat, data: Any) -> list[Sample]:
     """
     assert rollout.completion_ids is not None and rollout.completion_len is not None
     assert rollout.finish_reason is not None
-    lengths = rollout.completion_len.tolist()
+    lengths, prompt_lengths = rollout.completion_len.tolist(), rollout.prompt_len.tolist()
     ids = [row[:n] for row, n in zip(rollout.completion_ids.tolist(), lengths, strict=True)]
+    width = rollout.prompt_ids.shape[1]
+    prompts = [row[width - n :] for row, n in zip(rollout.prompt_ids.tolist(), prompt_lengths, strict=True)]
     columns = [{name: values[i] for name, values in rollout.columns.items()} for i in range(len(rollout))]
     return [
         Sample(
@@ -27,8 +29,12 @@ def samples_of(rollout: RolloutBatch, chat: Chat, data: Any) -> list[Sample]:
             completion_ids=tokens,
             columns=values,
             finish_reason=reason,
+            prompt_ids=prompt,
+            row=row,
             data_source_key=data.data_source_key,
             reward_model_key=data.reward_model_key,
         )
-        for tokens, values, reason in zip(ids, columns, rollout.finish_reason, strict=True)
+        for tokens, values, reason, prompt, row in zip(
+            ids, columns, rollout.finish_reason, prompts, rollout.prompt_row.tolist(), strict=True
+        )
     ]

@@ -1,68 +1,95 @@
-"""ValidationScores: accuracy per data source over all ranks, each row counted once."""
+"""ValidationScores: numbers of the validation rows over all ranks, each row counted once."""
 
-import torch
-from torchmetrics import MeanMetric
+from collections.abc import Sequence
 
-from lit_rl.algorithms.reporting import RIGHT
 from lit_rl.batch import RolloutBatch
 from lit_rl.distributed import gather_objects
-from lit_rl.rewards.base import RewardSum
+from lit_rl.rewards.base import RewardSum, Sample
+from lit_rl.rewards.scored import Scored, by_source, mean_of, prompt_numbers, scored
+
+COUNTED = ("error_frac", "missing_frac")
 
 
 class ValidationScores:
-    """Means over validation rows, each weighted by rows.
+    """Numbers of the validation rows, by the code of `python -m lit_rl.evaluate`.
 
-    Logged as `val/accuracy` and `val/accuracy/<source>` (a row is right when the verifier's score reaches 1;
-    without the function `by_source`, when the weighted reward does), `val/reward`, `val/reward/<function>`
-    and `val/completion_len`.
+    | metric | formula |
+    | --- | --- |
+    | `val/accuracy`, `val/accuracy/<source>` | right rows / rows |
+    | `val/reward` | mean weighted reward; a row without one counts 0 |
+    | `val/reward/<function>` | mean over rows on which the function applied |
+    | `val/<function>/<metric>` | mean over rows that have it, such as `val/by_source/no_answer` |
+    | `val/error_frac`, `val/missing_frac` | rows on which a function failed, rows without a reward / rows |
+    | `val/completion_len` | tokens / rows |
+    | `val/pass_at_<k>`, `val/maj_at_<k>`, `.../<source>` | with `rollout.val_kwargs.n` > 1 |
+
+    A row is right when the score of the function `by_source` reaches 1; without that function, when the
+    weighted reward does.
+
+    Attributes:
+        is_scored: False: rows are kept, and nothing is scored.
+        rollouts: the batches of this rank.
     """
 
     def __init__(self) -> None:
-        self._means: dict[str, MeanMetric] = {}
+        self.is_scored = True
         self.rollouts: list[RolloutBatch] = []
+        self._rows: list[Scored] = []
 
-    def add(self, rollout: RolloutBatch, sources: list | None, reward: RewardSum) -> None:
-        """Count the rows of one batch.
+    def add(
+        self, rollout: RolloutBatch, samples: Sequence[Sample], sources: list | None, reward: RewardSum
+    ) -> None:
+        """Score the rows of one batch, and fill in what came of it.
 
         Args:
-            rollout: B rows with rewards; a row without a reward (NaN) counts as wrong, with reward 0.
+            rollout: B rows with completions, those of a prompt adjacent.
+            samples: the same rows as text.
             sources: B names; None is one source called "all".
-            reward: names the functions.
+            reward: scores.
         """
-        assert rollout.rewards is not None and rollout.rewards_per_func is not None
-        assert rollout.completion_len is not None
+        size = rollout.num_generations
+        names = [str(source) for source in sources or ["all"] * len(rollout)][::size]
+        rows, scores = scored(samples, names, [size] * len(names), reward)
+        rollout.rewards, rollout.rewards_per_func = scores.rewards, scores.rewards_per_func
+        rollout.feedback = scores.feedback
+        self._rows += rows
         self.rollouts.append(rollout)
-        parts = dict(zip(reward.names, rollout.rewards_per_func.cpu().unbind(1), strict=True))
-        rewards = rollout.rewards.cpu().nan_to_num()
-        decisive = parts[reward.verifier].nan_to_num() if reward.verifier else rewards
-        is_right = (decisive >= RIGHT).float()
-        self._add("val/accuracy", is_right)
-        self._add("val/reward", rewards)
-        self._add("val/completion_len", rollout.completion_len.cpu().float())
-        for name, scores in parts.items():
-            self._add(f"val/reward/{name}", scores[~scores.isnan()])
-        names = [str(source) for source in sources or ["all"] * len(rollout)]
-        for source in sorted(set(names)):
-            of_source = torch.tensor([name == source for name in names])
-            self._add(f"val/accuracy/{source}", is_right[of_source])
 
-    def compute(self) -> dict[str, float]:
-        """Every mean over all ranks, by name. Collective; ranks may have seen different sources."""
-        names = sorted({name for part in gather_objects(list(self._means)) for name in part})
-        out = {}
-        for name in names:
-            metric = self._means.setdefault(name, MeanMetric(nan_strategy="error"))
-            parts = gather_objects((float(metric.mean_value), float(metric.weight)))
-            total, weight = (sum(values) for values in zip(*parts, strict=True))
-            out[name] = total / weight if weight else 0.0
+    def compute(self, seed: int) -> dict[str, float]:
+        """Every number over the rows of all ranks, by name. Collective.
+
+        Args:
+            seed: of the subsets for maj@k.
+        """
+        gathered = [row for rows in gather_objects(self._rows) for row in rows]
+        rows = sorted(gathered, key=lambda row: row.row)
+        if not rows:
+            return {}
+        out = {
+            "val/accuracy": mean_of([float(right) for row in rows for right in row.is_right]),
+            "val/reward": mean_of([0.0 if r != r else r for row in rows for r in row.rewards]),
+            "val/completion_len": mean_of([float(length) for row in rows for length in row.lengths]),
+        }
+        for name in rows[0].parts:
+            out[f"val/reward/{name}"] = mean_of([s for row in rows for s in row.parts[name] if s == s])
+        for source, own in by_source(rows).items():
+            out[f"val/accuracy/{source}"] = mean_of([float(right) for row in own for right in row.is_right])
+            out.update(_at_k(prompt_numbers(own, seed=seed), f"/{source}"))
+        numbers = prompt_numbers(rows, seed=seed)
+        out.update(_at_k(numbers, ""))
+        out.update({f"val/{n}": mean_of(v) for n, v in numbers.items() if "/" in n or n in COUNTED})
         return out
 
     def reset(self) -> None:
         """Forget the rows."""
-        self._means.clear()
+        self._rows.clear()
         self.rollouts.clear()
 
-    def _add(self, name: str, values: torch.Tensor) -> None:
-        metric = self._means.setdefault(name, MeanMetric(nan_strategy="error"))
-        if len(values):
-            metric.update(values)
+
+def _at_k(numbers: dict[str, list[float]], suffix: str) -> dict[str, float]:
+    """pass@k and maj@k for k > 1, in a spelling that every tracker takes."""
+    return {
+        f"val/{name.replace('@', '_at_')}{suffix}": mean_of(values)
+        for name, values in numbers.items()
+        if "@" in name and name != "pass@1"
+    }

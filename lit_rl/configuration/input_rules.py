@@ -7,7 +7,8 @@ def reward_functions(settings: Settings) -> str | None:
     """Rule 33."""
     weights, functions = settings.get("reward.reward_weights"), settings.get("reward.reward_funcs")
     own = settings.get("reward.custom_reward_function.path")
-    count = 1 if own is not None else len(functions) if isinstance(functions, (dict, list)) else 1
+    names = set(functions or ())
+    count = len(names - {"by_source"}) + 1 if own is not None else len(names)
     if weights is not None and len(weights) != count:
         return f"reward.reward_weights (found {len(weights)}) needs one for each of the {count} function(s)."
     if own is None:

@@ -11,10 +11,11 @@ class Run:
     """What one call of `train.py` does.
 
     Args:
-        task: fit trains; validate scores the validation rows with the weights as they are, or with those of
-            the checkpoint that `checkpoint.resume_mode` finds; test does so and writes every response with
-            its reward to `responses.parquet` in the run's folder, generate writes the responses alone; search
-            looks for a first success on each training row, each time from the same weights
+        task: fit trains; validate and test answer the validation rows with the weights as they are, or with
+            those of the checkpoint that `checkpoint.resume_mode` finds, print the metrics and write every
+            response with its reward to `responses.parquet` in the run's folder, for
+            `python -m lit_rl.evaluate`; generate writes the responses and calls no reward; search looks for a
+            first success on each training row, each time from the same weights
             (callbacks=[test_time_search]).
         run_dir: folder of everything the run writes; the same folder again resumes it.
         project_name: name for loggers.

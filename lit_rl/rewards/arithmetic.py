@@ -2,7 +2,7 @@
 
 import re
 
-from lit_rl.rewards.reward import Reward, RewardResult, Sample
+from lit_rl.rewards.reward import AN_ANSWER, NO_ANSWER, Reward, RewardResult, Sample
 
 
 class Arithmetic(Reward):
@@ -16,7 +16,8 @@ class Arithmetic(Reward):
     def score(self, sample: Sample) -> RewardResult:
         """Score and feedback of the sample."""
         remark = feedback(sample.completion, str(sample.ground_truth))
-        return RewardResult(0.0 if remark else 1.0, remark)
+        has_answer = self.answer(sample) is not None
+        return RewardResult(0.0 if remark else 1.0, remark, AN_ANSWER if has_answer else NO_ANSWER)
 
     def answer(self, sample: Sample) -> str | None:
         """The attempt, when it is a number."""

@@ -11,11 +11,16 @@ from torch import Tensor
 
 from lit_rl.errors import ConfigError
 from lit_rl.rewards.custom import from_function, load_function
-from lit_rl.rewards.manager import manager_of
-from lit_rl.rewards.results import ON_ERROR, checked_results
+from lit_rl.rewards.manager import OutOfTime, limited, manager_of
+from lit_rl.rewards.results import ON_ERROR, checked_results, settled
 from lit_rl.rewards.reward import Reward, RewardResult, Sample
+from lit_rl.rewards.waiting import WaitingReward, awaited
 
-__all__ = ["Reward", "RewardResult", "RewardSum", "Sample", "Scores"]
+__all__ = ["Reward", "RewardResult", "RewardSum", "Sample", "Scores", "metric_sums"]
+
+
+RIGHT = 1.0 - 1e-6
+"""A score that makes a completion right."""
 
 
 @dataclass
@@ -26,14 +31,24 @@ class Scores:
         rewards: (B,) float32. Weighted sum over the functions that applied, NaN where none did.
         rewards_per_func: (B, R) float32. NaN where a function did not apply.
         feedback: B texts or None; several functions' texts on lines of their own.
-        metrics: `error_frac` (rows on which a function failed), `missing_frac` (rows without a reward), and
-            `<function>/<metric>`, the mean over the rows that have it.
+        row_metrics: B times numbers by name: `error_frac` (1 where a function failed), `missing_frac` (1
+            without a reward), and `<function>/<metric>` as the functions gave them.
     """
 
     rewards: Tensor
     rewards_per_func: Tensor
     feedback: list[str | None]
-    metrics: dict[str, float]
+    row_metrics: list[dict[str, float]]
+
+    @property
+    def sums(self) -> dict[str, tuple[float, int]]:
+        """Sum of each metric, and the number of rows that have it."""
+        return metric_sums(self.row_metrics)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Mean of each metric over the rows that have it."""
+        return {name: total / count for name, (total, count) in self.sums.items()}
 
 
 class RewardSum:
@@ -49,9 +64,9 @@ class RewardSum:
         reward_manager: "naive" calls the functions one after another, "prime" splits the rows over processes.
         num_workers: processes of "prime".
         timeout: seconds per call. A batch that takes longer is scored row by row, a row that does has failed.
-        on_error: when a function raises, runs out of time or returns an infinite score: "error" stops and
-            names the row, "zero" scores 0, "drop" takes the row out of the loss and the group's statistics.
-            NaN and None are no errors.
+        on_error: when a function raises, runs out of time, or returns infinity, no score, or not one score
+            per row: "error" stops and names the row, "zero" scores 0, "drop" takes the row out of the loss
+            and the group's statistics. NaN and None are no errors.
 
     Raises:
         ConfigError: no functions, not as many weights as functions, an unknown `on_error` or manager, or a
@@ -108,6 +123,21 @@ class RewardSum:
         """The function whose score of 1 makes a completion right; None: the weighted sum decides."""
         return "by_source" if "by_source" in self.functions else None
 
+    def is_right(self, scores: Scores) -> Tensor:
+        """(B,) bool: the verifier's score, or the weighted sum, reaches 1 (to 1e-6)."""
+        column = scores.rewards
+        if self.verifier is not None:
+            column = scores.rewards_per_func[:, self.names.index(self.verifier)]
+        return column.nan_to_num() >= RIGHT
+
+    def answer(self, sample: Sample) -> str | None:
+        """What the verifier, or the first function, reads as the answer; None where it finds none."""
+        function = self.functions[self.verifier or self.names[0]]
+        try:
+            return limited(lambda: function.answer(sample), self.manager.timeout)
+        except OutOfTime:
+            return None
+
     def check_columns(self, available: Iterable[str]) -> None:
         """Refuse, before the first rollout, data that lacks what a function needs.
 
@@ -133,22 +163,29 @@ class RewardSum:
             samples: B rows.
 
         Raises:
-            DataError: a function failed under `on_error=error`, or returned something that is no score.
+            DataError: a function failed under `on_error=error`, or the data lacks what a function reads.
         """
+        waiting = {name: f for name, f in self.functions.items() if isinstance(f, WaitingReward)}
+        outcomes = awaited(waiting, samples, self.manager.timeout)
         columns, failures = [], []
         for name in self.functions:
-            results, failed = checked_results(name, self.manager.call(name), samples, self.on_error)
+            if name in outcomes:
+                results, failed = settled(name, outcomes[name], samples, self.on_error)
+            else:
+                results, failed = checked_results(name, self.manager.call(name), samples, self.on_error)
             columns.append(results)
             failures.append(failed)
-        dropped = set().union(*failures) if self.on_error == "drop" else set()
+        has_failed: set[int] = set().union(*failures)
+        dropped = has_failed if self.on_error == "drop" else set()
         per_func = torch.tensor(
             [[_number(result.score) for result in results] for results in columns], dtype=torch.float32
         ).T.reshape(len(samples), len(columns))  # (B, R)
         rewards = self._totals(per_func, dropped)
-        metrics = _means(self.names, columns)
-        metrics["error_frac"] = len(set().union(*failures)) / max(len(samples), 1)
-        metrics["missing_frac"] = float(rewards.isnan().float().mean()) if samples else 0.0
-        return Scores(rewards, per_func, self._feedback(columns), metrics)
+        row_metrics = _row_metrics(self.names, columns)
+        for row, (metrics, reward) in enumerate(zip(row_metrics, rewards.tolist(), strict=True)):
+            metrics["error_frac"] = float(row in has_failed)
+            metrics["missing_frac"] = float(math.isnan(reward))
+        return Scores(rewards, per_func, self._feedback(columns), row_metrics)
 
     def _totals(self, per_func: Tensor, dropped: set[int]) -> Tensor:
         weighted = per_func * torch.tensor(self.weights)
@@ -213,11 +250,27 @@ def _number(score: float | None) -> float:
     return math.nan if score is None else score
 
 
-def _means(names: list[str], columns: list[list[RewardResult]]) -> dict[str, float]:
-    """Mean of every further metric, under `<function>/<metric>`."""
-    values: dict[str, list[float]] = {}
-    for name, results in zip(names, columns, strict=True):
-        for result in results:
-            for metric, value in result.metrics.items():
-                values.setdefault(f"{name}/{metric}", []).append(value)
-    return {key: sum(found) / len(found) for key, found in sorted(values.items())}
+def _row_metrics(names: list[str], columns: list[list[RewardResult]]) -> list[dict[str, float]]:
+    """Further metrics of each row, under `<function>/<metric>`."""
+    return [
+        {
+            f"{name}/{metric}": value
+            for name, result in zip(names, results, strict=True)
+            for metric, value in sorted(result.metrics.items())
+        }
+        for results in zip(*columns, strict=True)
+    ]
+
+
+def metric_sums(row_metrics: Iterable[dict[str, float]]) -> dict[str, tuple[float, int]]:
+    """Sum of each metric, and the number of rows that have it.
+
+    Args:
+        row_metrics: numbers by name for each row.
+    """
+    sums: dict[str, tuple[float, int]] = {}
+    for metrics in row_metrics:
+        for name, value in metrics.items():
+            total, count = sums.get(name, (0.0, 0))
+            sums[name] = (total + value, count + 1)
+    return sums

@@ -6,8 +6,12 @@ names.
 
 verl's may return a score or a mapping; TRL's a list of either. A mapping holds `score`, and if it likes
 `feedback` (a text that SDPO shows the teacher) and further numbers, which are logged.
+
+Either may be `async`: then the calls for all rows wait together, for a server say, and so do those of other
+such functions.
 """
 
+import asyncio
 import importlib.util
 import inspect
 from collections.abc import Callable
@@ -16,8 +20,9 @@ from types import ModuleType
 from typing import Any
 
 from lit_rl.errors import ConfigError, DataError
-from lit_rl.rewards.results import as_result, as_results
+from lit_rl.rewards.results import NotScores, as_result, as_results
 from lit_rl.rewards.reward import Reward, RewardResult, Sample
+from lit_rl.rewards.waiting import Outcome, WaitingReward, outcome_of
 
 _VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 _TRL = ("prompts", "completions", "completion_ids")
@@ -53,16 +58,19 @@ def from_function(function: Callable) -> Reward:
         function: in verl's or TRL's signature.
 
     Raises:
-        ConfigError: the signature is neither, or the function is asynchronous.
+        ConfigError: the signature is neither.
     """
     name = getattr(function, "__name__", type(function).__name__)
-    if inspect.iscoroutinefunction(function):
-        raise ConfigError(f"The reward function {name!r} must not be asynchronous (found async def).")
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004
+    )
     parameters = inspect.signature(function).parameters
     if "solution_str" in parameters:
-        return RowFunction(function, name)
+        row_function = RowFunction(function, name)
+        return AsyncRowFunction(row_function) if is_async else row_function
     if "completions" in parameters:
-        return BatchFunction(function, name)
+        batch_function = BatchFunction(function, name)
+        return AsyncBatchFunction(batch_function) if is_async else batch_function
     raise ConfigError(
         f"The reward function {name!r} must take solution_str (verl: {', '.join(_VERL)}) or completions "
         f"(TRL: prompts, completions and data columns); found {list(parameters)}."
@@ -83,6 +91,10 @@ class RowFunction(Reward):
 
     def score(self, sample: Sample) -> RewardResult:
         """What the function returns for the sample."""
+        return as_result(self.function(**self.arguments(sample)), f"Reward function {self.name!r}")
+
+    def arguments(self, sample: Sample) -> dict[str, Any]:
+        """The function's arguments for the sample."""
         values: dict[str, Any] = {}
         for key in self._accepts:
             match key:
@@ -92,7 +104,7 @@ class RowFunction(Reward):
                     values[key] = sample.columns.get("extra_info")
                 case _:
                     values[key] = getattr(sample, key)
-        return as_result(self.function(**values), f"Reward function {self.name!r}")
+        return values
 
 
 class BatchFunction(Reward):
@@ -113,6 +125,11 @@ class BatchFunction(Reward):
 
     def __call__(self, samples: list[Sample]) -> list[RewardResult]:
         """What the function returns for the samples."""
+        values = self.function(**self.arguments(samples))
+        return as_results(values, len(samples), f"Reward function {self.name!r}")
+
+    def arguments(self, samples: list[Sample]) -> dict[str, list]:
+        """The function's arguments for the samples. Raises DataError where a column is missing."""
         values: dict[str, list] = {
             "prompts": [s.prompt for s in samples],
             "completions": [_as_prompted(s) for s in samples],
@@ -127,7 +144,7 @@ class BatchFunction(Reward):
                 f"Reward function {self.name!r} needs the columns {lacking}, which the rows do not have "
                 f"(found {sorted(samples[0].columns) if samples else []})."
             )
-        return as_results(self.function(**values), len(samples), f"Reward function {self.name!r}")
+        return values
 
     def score(self, sample: Sample) -> RewardResult:
         """What the function returns for the sample alone."""
@@ -140,6 +157,56 @@ class BatchFunction(Reward):
             for name, p in self._parameters.items()
             if name not in _TRL and p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
         ]
+
+
+class AsyncRowFunction(WaitingReward):
+    """An asynchronous function in verl's signature: one call per row, all at once.
+
+    Args:
+        inner: what it is called with.
+    """
+
+    def __init__(self, inner: RowFunction) -> None:
+        self.inner = inner
+
+    async def outcomes(self, samples: list[Sample], timeout: float) -> list[Outcome]:
+        """A result for each row, or what went wrong with it."""
+        return await asyncio.gather(*(outcome_of(self._result(s), timeout) for s in samples))
+
+    async def _result(self, sample: Sample) -> RewardResult:
+        value = await self.inner.function(**self.inner.arguments(sample))
+        return as_result(value, f"Reward function {self.inner.name!r}")
+
+
+class AsyncBatchFunction(WaitingReward):
+    """An asynchronous function in TRL's signature: one call per batch, and one per row where that fails.
+
+    Args:
+        inner: what it is called with.
+    """
+
+    def __init__(self, inner: BatchFunction) -> None:
+        self.inner = inner
+
+    async def outcomes(self, samples: list[Sample], timeout: float) -> list[Outcome]:
+        """A result for each row, or what went wrong with it."""
+        together = await outcome_of(self._results(samples), timeout)
+        if not isinstance(together, Exception):
+            return together
+        if len(samples) == 1:
+            return [together]
+        alone = await asyncio.gather(*(outcome_of(self._results([s]), timeout) for s in samples))
+        outcomes = [rows if isinstance(rows, Exception) else rows[0] for rows in alone]
+        is_mixed_up = isinstance(together, NotScores) and not any(isinstance(o, Exception) for o in outcomes)
+        return [together] * len(samples) if is_mixed_up else outcomes
+
+    async def _results(self, samples: list[Sample]) -> list[RewardResult]:
+        values = await self.inner.function(**self.inner.arguments(samples))
+        return as_results(values, len(samples), f"Reward function {self.inner.name!r}")
+
+    def needed_columns(self) -> list[str]:
+        """Parameters that have no default and are data columns."""
+        return self.inner.needed_columns()
 
 
 def _accepted(function: Callable, names: tuple[str, ...]) -> list[str]:

@@ -1,6 +1,6 @@
 """Exact match: the completion is the reference answer, letter by letter."""
 
-from lit_rl.rewards.reward import Reward, RewardResult, Sample
+from lit_rl.rewards.reward import AN_ANSWER, NO_ANSWER, Reward, RewardResult, Sample
 
 SHOWN = 80
 """Characters of an attempt that feedback repeats."""
@@ -20,11 +20,12 @@ class ExactMatch(Reward):
         """Score and feedback of the sample."""
         attempt, answer = sample.completion.strip(), str(sample.ground_truth).strip()
         same = attempt.casefold() == answer.casefold() if self.ignore_case else attempt == answer
+        found = AN_ANSWER if attempt else NO_ANSWER
         if same:
-            return RewardResult(1.0)
+            return RewardResult(1.0, None, found)
         if not attempt:
-            return RewardResult(0.0, "Your answer was empty.")
-        return RewardResult(0.0, f"Your answer was {attempt[:SHOWN]}, which is wrong.")
+            return RewardResult(0.0, "Your answer was empty.", found)
+        return RewardResult(0.0, f"Your answer was {attempt[:SHOWN]}, which is wrong.", found)
 
     def answer(self, sample: Sample) -> str | None:
         """The whole text."""

@@ -4,7 +4,7 @@ import re
 from decimal import Decimal
 
 from lit_rl.errors import ConfigError
-from lit_rl.rewards.reward import Reward, RewardResult, Sample
+from lit_rl.rewards.reward import AN_ANSWER, NO_ANSWER, Reward, RewardResult, Sample
 
 MARKER = "####"
 METHODS = ("strict", "flexible", "verl_strict", "verl_flexible")
@@ -39,10 +39,10 @@ class GSM8K(Reward):
         """Score and feedback of the sample."""
         attempt, is_right = self._judged(sample.completion, str(sample.ground_truth))
         if attempt is None:
-            return RewardResult(0.0, f"There was no number after {MARKER} in your answer.")
+            return RewardResult(0.0, f"There was no number after {MARKER} in your answer.", NO_ANSWER)
         if is_right:
-            return RewardResult(1.0)
-        return RewardResult(self.format_score, f"Your answer was {attempt}, which is wrong.")
+            return RewardResult(1.0, None, AN_ANSWER)
+        return RewardResult(self.format_score, f"Your answer was {attempt}, which is wrong.", AN_ANSWER)
 
     def answer(self, sample: Sample) -> str | None:
         """The number that is compared, in one spelling."""

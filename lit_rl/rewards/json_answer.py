@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from lit_rl.rewards.reward import Reward, RewardResult, Sample
+from lit_rl.rewards.reward import AN_ANSWER, NO_ANSWER, Reward, RewardResult, Sample
 
 
 class JSONAnswer(Reward):
@@ -20,16 +20,16 @@ class JSONAnswer(Reward):
             reference = json.loads(reference)
         found = last_json(sample.completion)
         if found is _NOTHING:
-            return RewardResult(0.0, "There was no JSON value in your answer.", {"no_answer": 1.0})
+            return RewardResult(0.0, "There was no JSON value in your answer.", NO_ANSWER)
         right, asked = _leaves(reference), _leaves(found)
         wrong = sorted(
             path for path in {**right, **asked} if right.get(path, _NOTHING) != asked.get(path, _NOTHING)
         )
         total = len({**right, **asked})
         if not wrong:
-            return RewardResult(1.0, None, {"no_answer": 0.0})
+            return RewardResult(1.0, None, AN_ANSWER)
         shown = ", ".join(path or "the value" for path in wrong[:5])
-        return RewardResult(1 - len(wrong) / total, f"Wrong in your JSON: {shown}.", {"no_answer": 0.0})
+        return RewardResult(1 - len(wrong) / total, f"Wrong in your JSON: {shown}.", AN_ANSWER)
 
     def answer(self, sample: Sample) -> str | None:
         """The value, in one spelling."""

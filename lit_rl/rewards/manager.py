@@ -1,5 +1,6 @@
 """How reward functions are called: one after another, or in processes; each call within a time limit."""
 
+import ctypes
 import multiprocessing
 import signal
 import threading
@@ -37,6 +38,10 @@ class RewardManager(ABC):
     def call(self, name: str) -> Call:
         """The function of that name, as something to call with samples that raises OutOfTime."""
 
+    @abstractmethod
+    def close(self) -> None:
+        """End what runs beside this process."""
+
 
 class Naive(RewardManager):
     """One function after another, in this process."""
@@ -44,11 +49,10 @@ class Naive(RewardManager):
     def call(self, name: str) -> Call:
         function, timeout = self.functions[name], self.timeout
 
-        def limited(samples: list[Sample]) -> Any:
-            with time_limit(timeout):
-                return function(samples)
+        return lambda samples: limited(lambda: function(samples), timeout)
 
-        return limited
+    def close(self) -> None:
+        """Nothing runs beside this process."""
 
 
 class Prime(RewardManager):
@@ -120,19 +124,24 @@ def manager_of(
     return Naive(functions, timeout)
 
 
+def limited(function: Callable[[], Any], seconds: float) -> Any:
+    """What the function returns; OutOfTime after so many seconds. For any thread."""
+    if threading.current_thread() is not threading.main_thread():
+        return in_thread(function, seconds)
+    with time_limit(seconds):
+        return function()
+
+
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise OutOfTime in the block after so many seconds.
+    """Raise OutOfTime in the block after so many seconds; in the main thread, which alone gets signals.
 
-    By an alarm signal, so it interrupts Python code and most waiting. Only the main thread gets signals;
-    training runs in it, and elsewhere there is no limit.
+    By an alarm signal, so it interrupts Python code and most waiting. A function that sets an alarm of its
+    own takes this one away.
 
     Args:
         seconds: > 0.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def ring(signum: int, frame: Any) -> None:
         raise OutOfTime(f"took longer than reward.timeout, {seconds:g} s")
@@ -144,6 +153,36 @@ def time_limit(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def in_thread(function: Callable[[], Any], seconds: float) -> Any:
+    """What the function returns in a thread of its own, or what it raises.
+
+    Args:
+        function: of nothing.
+        seconds: after which OutOfTime is raised here, and in the thread as soon as it runs Python code again.
+            A thread that never does is left behind; it does not keep the process alive.
+    """
+    box: list[tuple[bool, Any]] = []
+
+    def run() -> None:
+        try:
+            box.append((True, function()))
+        except BaseException as error:
+            box.append((False, error))
+
+    thread = threading.Thread(target=run, name="lit_rl_reward", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not box:
+        assert thread.ident is not None
+        stop = ctypes.py_object(OutOfTime)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), stop)
+        raise OutOfTime(f"took longer than reward.timeout, {seconds:g} s")
+    is_done, value = box[0]
+    if not is_done:
+        raise value
+    return value
 
 
 _FUNCTIONS: dict[str, Reward] = {}

@@ -3,7 +3,7 @@
 from typing import Any
 
 from lit_rl.errors import ConfigError
-from lit_rl.rewards.reward import Reward, RewardResult, Sample
+from lit_rl.rewards.reward import AN_ANSWER, NO_ANSWER, Reward, RewardResult, Sample
 
 
 class Math(Reward):
@@ -26,12 +26,12 @@ class Math(Reward):
         reference = _parsed(f"${sample.ground_truth}$") or _parsed(str(sample.ground_truth))
         attempt = _parsed(_final(sample.completion))
         if not attempt:
-            return RewardResult(0.0, "There was no answer in \\boxed{}.", {"no_answer": 1.0})
+            return RewardResult(0.0, "There was no answer in \\boxed{}.", NO_ANSWER)
         # Limits of time come from reward.timeout: the package's own need the main thread.
         is_right = verify(reference, attempt, float_rounding=self.precision, timeout_seconds=None)
         if is_right:
-            return RewardResult(1.0, None, {"no_answer": 0.0})
-        return RewardResult(0.0, f"Your answer was {attempt[-1]}, which is wrong.", {"no_answer": 0.0})
+            return RewardResult(1.0, None, AN_ANSWER)
+        return RewardResult(0.0, f"Your answer was {attempt[-1]}, which is wrong.", AN_ANSWER)
 
     def answer(self, sample: Sample) -> str | None:
         """The final expression, in one spelling."""

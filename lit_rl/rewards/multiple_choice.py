@@ -2,7 +2,7 @@
 
 import re
 
-from lit_rl.rewards.reward import Reward, RewardResult, Sample
+from lit_rl.rewards.reward import AN_ANSWER, NO_ANSWER, Reward, RewardResult, Sample
 
 _BLOCK = re.compile(r"<answer>([^<]*)</answer>", re.IGNORECASE)
 _LETTER = re.compile(r"\s*\(?([A-Za-z])\)?[.:]?\s*")
@@ -19,12 +19,11 @@ class MultipleChoice(Reward):
         """Score and feedback of the sample."""
         letter = choice(sample.completion)
         if letter is None:
-            return RewardResult(
-                0.0, "Your answer must be one letter inside <answer> </answer>; there was none."
-            )
+            hint = "Your answer must be one letter inside <answer> </answer>; there was none."
+            return RewardResult(0.0, hint, NO_ANSWER)
         if letter == str(sample.ground_truth).strip().upper():
-            return RewardResult(1.0)
-        return RewardResult(0.0, f"Your answer was {letter}, which is wrong.")
+            return RewardResult(1.0, None, AN_ANSWER)
+        return RewardResult(0.0, f"Your answer was {letter}, which is wrong.", AN_ANSWER)
 
     def answer(self, sample: Sample) -> str | None:
         """The chosen letter."""

@@ -17,6 +17,8 @@ class Sample:
         completion_ids: tokens, the end token included.
         columns: values of the data row by column name.
         finish_reason: "stop" or "length".
+        prompt_ids: tokens of the prompt as it was generated from; empty where that is not known.
+        row: of the data; None where that is not known.
         data_source_key: column with the name of the source.
         reward_model_key: column with `{"ground_truth": ...}`.
     """
@@ -26,6 +28,8 @@ class Sample:
     completion_ids: list[int] = field(default_factory=list)
     columns: dict[str, Any] = field(default_factory=dict)
     finish_reason: str = "stop"
+    prompt_ids: list[int] = field(default_factory=list)
+    row: int | None = None
     data_source_key: str = "data_source"
     reward_model_key: str = "reward_model"
 
@@ -66,6 +70,10 @@ class RewardResult:
     score: float | None
     feedback: str | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+
+
+NO_ANSWER, AN_ANSWER = {"no_answer": 1.0}, {"no_answer": 0.0}
+"""Metrics of a verifier that looks for an answer: none was found, which is another thing than a wrong one."""
 
 
 class Reward(ABC):

@@ -62,7 +62,7 @@ class FakeStep:
     def scores(self, rollout: RolloutBatch) -> Scores:
         flat = rollout.prompt_row < self.flat_below
         own = torch.where(flat, 1.0, (torch.arange(len(rollout)) % rollout.num_generations).float())
-        return Scores(own, own[:, None], [str(row) for row in rollout.prompt_row.tolist()], {})
+        return Scores(own, own[:, None], [str(row) for row in rollout.prompt_row.tolist()], [])
 
     def rollout(self, rows: list[int]) -> RolloutBatch:
         rollout = self.completions(self.train_rows(rows), self.sampling, G, "train")

@@ -1,5 +1,6 @@
 import math
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from lit_rl.errors import ConfigError, DataError
 from lit_rl.rewards.base import RewardSum
 from lit_rl.rewards.custom import from_function
 from lit_rl.rewards.exact_match import ExactMatch
+from lit_rl.rewards.results import FAILURES_TOLD
 from lit_rl.rewards.reward import Reward, RewardResult
 
 
@@ -95,16 +97,51 @@ def test_another_shape_names_the_function_and_the_expected_count(sample, value, 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ([1.0, "0.5"], "sample 1, must return a number or None .found str '0.5'"),
-        ([1.0, [0.5]], "sample 1, must return a number or None .found list"),
-        (torch.ones(2, 2), "sample 0, must return a number or None .found list"),
-        ([1.0, {"reward": 1.0}], "sample 1, returned a mapping without 'score' .found the keys .'reward'"),
-        ([1.0, {"score": 1.0, "feedback": 3}], "sample 1, returned feedback that is no text .found int"),
+        ("0.5", "must return a number or None .found str '0.5'"),
+        ([0.5], "must return a number or None .found list"),
+        (torch.ones(2), "must return one number .found Tensor"),
+        ({"reward": 1.0}, "returned a mapping without 'score' .found the keys .'reward'"),
+        ({"score": 1.0, "feedback": 3}, "returned feedback that is no text .found int"),
+        (math.inf, "returned inf"),
     ],
 )
-def test_an_element_that_is_no_score_names_function_and_sample(sample, value, message) -> None:
-    with pytest.raises(DataError, match=message):
-        RewardSum({"f": returning(value)}, on_error="zero")(rows(sample, 2))
+@pytest.mark.parametrize("manager", ["naive", "prime"])
+def test_an_element_that_is_no_score_names_the_row_and_follows_on_error(
+    sample, value, message, manager, caplog
+) -> None:
+    def f(completions):
+        return [value if turns[0]["content"] == "2" else 1.0 for turns in completions]
+
+    def total(on_error):
+        return RewardSum({"f": from_function(f)}, on_error=on_error, reward_manager=manager)
+
+    with pytest.raises(DataError, match=rf"'f' failed on sample 2 of the batch .*{message}"):
+        total("error")(rows(sample, 4))
+    zero, drop = total("zero")(rows(sample, 4)), total("drop")(rows(sample, 4))
+    assert zero.rewards.tolist() == [1, 1, 0, 1] and zero.metrics["error_frac"] == 0.25
+    assert drop.rewards.isnan().tolist() == [False, False, True, False]
+    assert "'f' failed on sample 2" in caplog.text
+
+
+@pytest.mark.field("rew/4")
+def test_a_missing_score_is_looked_for_row_by_row(sample, caplog) -> None:
+    scores = RewardSum({"f": from_function(without_the_second)}, on_error="zero")(rows(sample, 3))
+    assert scores.rewards.tolist() == [1, 0, 1] and "failed on sample 1" in caplog.text
+    alone_each_has_one = RewardSum({"f": returning([1.0])}, on_error="zero")(rows(sample, 3))
+    assert alone_each_has_one.rewards.tolist() == [0, 0, 0]
+    assert alone_each_has_one.metrics["error_frac"] == 1.0
+
+
+def without_the_second(completions):
+    return [1.0 for turns in completions if turns[0]["content"] != "1"]
+
+
+def test_many_failures_are_told_in_short_and_with_the_row_of_the_data(sample, caplog) -> None:
+    samples = [replace(row, row=100 + i) for i, row in enumerate(rows(sample, 9))]
+    RewardSum({"f": returning("x")}, on_error="zero")(samples)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == FAILURES_TOLD + 1 and "failed on 9 of 9 samples" in lines[-1]
+    assert "sample 3 of the batch, row 103 of the data" in lines[3]
 
 
 def test_zero_scores_only_the_row_that_failed_and_logs_why(sample, caplog) -> None:

@@ -91,7 +91,6 @@ def test_your_function_takes_the_place_of_by_source_and_joins_others(write) -> N
         ("import nothing_like_it", "f", "path: running .* raised ModuleNotFoundError"),
         ("def f(text): pass", "f", r"must take solution_str .*completions .*found \['text'\]"),
         ("def f(solution_str, answer): pass", "f", r"'f' needs \['answer'\]"),
-        ("async def f(solution_str): pass", "f", "'f' must not be asynchronous"),
     ],
 )
 def test_a_file_that_cannot_score_is_refused(write, text, name, message) -> None:

@@ -2,12 +2,17 @@
 
 import os
 import signal
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 
 from lit_rl.errors import ConfigError, DataError
 from lit_rl.rewards.base import RewardSum, Sample
+from lit_rl.rewards.by_source import BySource
+from lit_rl.rewards.custom import from_function
 from lit_rl.rewards.manager import OutOfTime, time_limit
 from lit_rl.rewards.reward import Reward, RewardResult
 
@@ -100,3 +105,49 @@ def test_the_alarm_is_off_after_the_block() -> None:
 def test_settings_out_of_range_are_refused(settings: dict) -> None:
     with pytest.raises(ConfigError, match=f"reward.{next(iter(settings))}"):
         RewardSum({"length": Length()}, **settings)
+
+
+def own_alarm(solution_str):
+    """A checker that limits its time by a signal, as many do."""
+    with time_limit(5):
+        return float(solution_str == "7")
+
+
+@pytest.mark.field("rew/1")
+@pytest.mark.parametrize("reward", [BySource(), from_function(own_alarm)], ids=["shipped", "own alarm"])
+def test_a_thread_and_a_process_score_as_the_main_thread_or_say_why_not(reward, sample, caplog) -> None:
+    samples = [sample(text) for text in ("7", "8", "nothing", "7 ")]
+    total = RewardSum({"f": reward}, on_error="zero")
+    here = total(samples).rewards.tolist()
+    in_processes = RewardSum({"f": reward}, reward_manager="prime")(samples).rewards.tolist()
+    assert in_processes == here
+    with ThreadPoolExecutor(1) as pool:
+        in_thread = pool.submit(total, samples).result()
+    if in_thread.metrics["error_frac"]:
+        assert in_thread.metrics["error_frac"] == 1.0 and "signal only works in main thread" in caplog.text
+    else:
+        assert in_thread.rewards.tolist() == here
+
+
+def test_the_limit_holds_in_a_thread_too() -> None:
+    total = RewardSum({"f": Hangs()}, timeout=0.2, on_error="zero")
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(total, HANGING).result(timeout=5).rewards.tolist() == [1.0, 0.0, 1.0]
+    time.sleep(0.1)
+    assert [t for t in threading.enumerate() if t.name == "lit_rl_reward"] == []
+
+
+@pytest.mark.field("rew/2")
+@pytest.mark.parametrize("manager", ["naive", "prime"])
+def test_five_batches_with_a_slow_row_each_take_as_long_as_the_first(manager: str) -> None:
+    before = set(psutil.Process().children())
+    total = RewardSum({"f": Hangs()}, reward_manager=manager, timeout=0.2, on_error="zero")
+    samples, seconds = [Sample("q", "hang" if i == 3 else "a") for i in range(8)], []
+    for _ in range(5):
+        start = time.monotonic()
+        assert total(samples).rewards.tolist() == [1, 1, 1, 0, 1, 1, 1, 1]
+        seconds.append(time.monotonic() - start)
+    assert max(seconds) < 2
+    total.manager.close()
+    left = set(psutil.Process().children()) - before
+    assert [process for process in left if process.status() != psutil.STATUS_ZOMBIE] == []

@@ -6,6 +6,7 @@ import pytest
 
 from lit_rl.errors import ConfigError, DataError
 from lit_rl.rewards.arithmetic import Arithmetic
+from lit_rl.rewards.base import RewardSum
 from lit_rl.rewards.by_source import BySource
 from lit_rl.rewards.exact_match import ExactMatch
 from lit_rl.rewards.gsm8k import GSM8K, last_number, marked_number, verl_answer
@@ -93,9 +94,8 @@ def test_gsm8k_reads_the_ground_truth_the_same_way(sample) -> None:
 
 
 def test_gsm8k_feedback_names_the_number_that_was_read(sample) -> None:
-    assert GSM8K().score(sample("#### 1,8.0", "7")) == RewardResult(
-        0, "Your answer was 18.0, which is wrong."
-    )
+    wrong = GSM8K().score(sample("#### 1,8.0", "7"))
+    assert (wrong.score, wrong.feedback) == (0, "Your answer was 18.0, which is wrong.")
     assert GSM8K().score(sample("7", "7")).feedback == "There was no number after #### in your answer."
     assert GSM8K().score(sample("#### 7", "7")).feedback is None
 
@@ -122,7 +122,8 @@ def test_an_unknown_gsm8k_method_is_refused() -> None:
     ],
 )
 def test_multiple_choice_wants_one_letter_in_the_last_answer_block(sample, text, score, feedback) -> None:
-    assert MultipleChoice().score(sample(text, "B")) == RewardResult(score, feedback)
+    result = MultipleChoice().score(sample(text, "B"))
+    assert (result.score, result.feedback) == (score, feedback)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,8 @@ def test_multiple_choice_wants_one_letter_in_the_last_answer_block(sample, text,
     ],
 )
 def test_arithmetic_feedback_says_what_is_wrong_in_one_line(sample, text, score, feedback) -> None:
-    assert Arithmetic().score(sample(text, "85")) == RewardResult(score, feedback)
+    result = Arithmetic().score(sample(text, "85"))
+    assert (result.score, result.feedback) == (score, feedback)
 
 
 def test_exact_match_compares_the_text(sample) -> None:
@@ -189,3 +191,20 @@ def test_an_unknown_source_names_the_known_ones_and_the_way_out(sample) -> None:
 def test_a_row_without_reference_answer_names_the_column(sample) -> None:
     with pytest.raises(DataError, match=r"'reward_model' \(data.reward_model_key\).*found '7'"):
         Arithmetic()([sample("7", reward_model="7")])
+
+
+@pytest.mark.parametrize(
+    ("reward", "right", "wrong", "none"),
+    [
+        (GSM8K(), "#### 7", "#### 8", "seven"),
+        (MultipleChoice(), "<answer>B</answer>", "<answer>A</answer>", "7"),
+        (Arithmetic(), "7", "8", "seven"),
+        (ExactMatch(), "7", "8", "  "),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
+)
+def test_no_answer_is_counted_apart_from_a_wrong_one(sample, reward, right, wrong, none) -> None:
+    truth = "B" if isinstance(reward, MultipleChoice) else "7"
+    scores = RewardSum({"f": reward})([sample(text, truth) for text in (right, wrong, none, none)])
+    assert scores.metrics["f/no_answer"] == 0.5
+    assert scores.rewards.tolist() == [1, 0, 0, 0]
