@@ -5,10 +5,11 @@ logits are computed again in its backward. One block of a 150k vocabulary in flo
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -102,19 +103,18 @@ def token_logps(
         temperature: > 0. The logits are divided by it.
         chunk_tokens: >= 1. Positions whose logits exist at once.
         with_entropy: also return the entropies.
-        entropy_gradient: let gradients through them. An entropy that is only looked at must not: what its
-            backward would need of every chunk is kept as long as nobody calls it.
+        entropy_gradient: let gradients through them.
 
     Returns:
         logps (N,), and entropy (N,) in nats or None; float32 or better, N = 0 included.
     """
 
     def of_chunk(hidden_chunk: Tensor, targets_chunk: Tensor) -> tuple[Tensor, ...]:
-        every = tempered(logits(hidden_chunk, head), temperature).log_softmax(-1)  # (chunk, V)
-        logps = at_targets(every, targets_chunk)
+        scores = tempered(logits(hidden_chunk, head), temperature)  # (chunk, V)
+        logps, entropy = _LogpsAndEntropy.apply(scores, targets_chunk, with_entropy)
         if not with_entropy:
             return (logps,)
-        return logps, entropy_of_logps(every if entropy_gradient else every.detach())
+        return logps, entropy if entropy_gradient else entropy.detach()
 
     results = over_chunks(of_chunk, (hidden, targets), chunk_tokens=chunk_tokens)
     return results[0], results[1] if with_entropy else None
@@ -144,3 +144,35 @@ def over_chunks(
     else:
         parts = [function(*c) for c in chunks]
     return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+
+
+class _LogpsAndEntropy(torch.autograd.Function):
+    """`at_targets` and `entropy_of_logps` of a log-softmax, with one (n, V) tensor kept for the backward.
+
+    With p the softmax of the scores z, y the target and H the entropy: d log p_y / dz = onehot(y) - p and
+    dH / dz = -p (log p + H).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, targets: Tensor, with_entropy: bool) -> tuple[Tensor, Tensor]:
+        every = scores.log_softmax(-1)
+        entropy = every.new_zeros(0)
+        if with_entropy:
+            entropy = -torch.linalg.vecdot(every.exp(), every)
+        ctx.save_for_backward(every, targets, entropy)
+        ctx.set_materialize_grads(False)
+        return at_targets(every, targets), entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # type: ignore[override]
+        ctx: Any, of_logps: Tensor | None, of_entropy: Tensor | None
+    ) -> tuple[Tensor, None, None]:
+        every, targets, entropy = ctx.saved_tensors
+        weight = every.new_zeros(len(every), 1) if of_logps is None else of_logps[:, None]
+        if of_entropy is not None and len(entropy):
+            of_all = (every + entropy[:, None]).mul_(of_entropy[:, None]).add_(weight)
+            gradient = every.exp().mul_(of_all).neg_()
+        else:
+            gradient = every.exp().mul_(-weight)
+        return gradient.scatter_add_(-1, targets[:, None], weight), None, None
