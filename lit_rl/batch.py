@@ -212,3 +212,16 @@ def padded(rows: list[list[int]], side: str, fill: int = 0) -> tuple[Tensor, Ten
             start = width - len(row) if side == "left" else 0
             out[i, start : start + len(row)] = torch.tensor(row, dtype=torch.long)
     return out, torch.tensor([len(row) for row in rows], dtype=torch.long)
+
+
+def prompt_numbers(prompt_ids: Tensor, prompt_len: Tensor) -> list[int]:
+    """B numbers, equal for rows with the same prompt, counted from 0 in the order of first appearance.
+
+    Args:
+        prompt_ids: (B, S) long, left-padded.
+        prompt_len: (B,) long.
+    """
+    ids, lengths = prompt_ids.cpu().numpy(), prompt_len.tolist()
+    seen: dict[bytes, int] = {}
+    texts = (row[len(row) - length :].tobytes() for row, length in zip(ids, lengths, strict=True))
+    return [seen.setdefault(text, len(seen)) for text in texts]

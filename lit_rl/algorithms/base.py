@@ -27,6 +27,7 @@ from lit_rl.errors import ConfigError
 from lit_rl.functional.masking import Totals, totals_of
 from lit_rl.hooks import emit
 from lit_rl.metrics import MetricSums
+from lit_rl.models.flat_attention import shares_prefixes
 from lit_rl.models.parameters import logps_dtype
 from lit_rl.models.roles import Role
 from lit_rl.models.score import TokenScores, check_head, rows_of, score
@@ -214,7 +215,7 @@ class RLModule(L.LightningModule):
         """(B, T) log-probabilities without gradient, in score micro-batches."""
         assert rollout.completion_ids is not None
         out = torch.zeros(rollout.completion_ids.shape, dtype=logps_dtype(model), device=self.device)
-        for index in self.batch.score_batches(rollout):
+        for index in self.batch.score_batches(rollout, is_sharing=shares_prefixes(model)):
             out[index] = self.score(model, rollout.select(index)).logps.to(out.dtype)
         return out
 
@@ -248,7 +249,7 @@ class RLModule(L.LightningModule):
 
     def micro_batches(self, rows: RolloutBatch) -> Iterator[RolloutBatch]:
         """The rows of an optimizer batch in the pieces that pass forward and backward together."""
-        return self.batch.micro_batches(self.rows_in_loss(rows))
+        return self.batch.micro_batches(self.rows_in_loss(rows), is_sharing=shares_prefixes(self.policy))
 
     def backward_locally(self, loss: Tensor) -> Tensor:
         """Add to the gradients of this rank; returns the loss. `update_weights` brings the ranks together."""

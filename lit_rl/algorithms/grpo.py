@@ -22,6 +22,7 @@ from lit_rl.distributed import gather_rows
 from lit_rl.errors import ConfigError
 from lit_rl.functional.masking import Totals, clamped_frac, masked_mean
 from lit_rl.functional.policy_loss import LOG_RATIO_BOUND
+from lit_rl.models.flat_attention import shares_prefixes
 from lit_rl.models.score import rows_of
 from lit_rl.models.score_kl import KLScores, score_kl
 from lit_rl.objectives.advantage import Advantage, ScoredRows
@@ -136,7 +137,7 @@ class GRPO(RLModule):
     @torch.no_grad()
     def exact_kl(self, rollout: RolloutBatch) -> Tensor:
         """(B, T) KL of the policy from the reference over the vocabulary, in score micro-batches."""
-        pieces = list(self.batch.score_batches(rollout))
+        pieces = list(self.batch.score_batches(rollout, is_sharing=shares_prefixes(self.policy)))
         kl = torch.cat([self.score_kl(rollout.select(index)).kl for index in pieces])
         return kl[torch.cat(pieces).argsort().to(kl.device)]
 

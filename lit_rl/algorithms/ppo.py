@@ -23,6 +23,7 @@ from lit_rl.batch import RolloutBatch
 from lit_rl.errors import ConfigError
 from lit_rl.functional.masking import Totals
 from lit_rl.models.critic import vocabulary_size
+from lit_rl.models.flat_attention import shares_prefixes
 from lit_rl.models.score import Rows
 from lit_rl.objectives.advantage import Advantage
 from lit_rl.objectives.batch_plan import BatchPlan
@@ -77,7 +78,7 @@ class PPO(GRPO):
     @torch.no_grad()
     def values(self, rollout: RolloutBatch) -> Tensor:
         """(B, T) the critic's values without gradient, in score micro-batches."""
-        pieces = list(self.batch.score_batches(rollout))
+        pieces = list(self.batch.score_batches(rollout, is_sharing=shares_prefixes(self.policy)))
         values = torch.cat([self.critic(rows_of(rollout.select(piece))) for piece in pieces])
         return values[torch.cat(pieces).argsort().to(values.device)]
 
@@ -95,11 +96,11 @@ class PPO(GRPO):
 
         A piece without advantages is for the critic alone, one without returns for the policy alone.
         """
-        for_critic = replace(rows, advantages=None)
+        for_critic, is_sharing = replace(rows, advantages=None), shares_prefixes(self.policy)
         if self.is_warming_up:
-            return (self.critic_batch or self.batch).micro_batches(for_critic)
+            return (self.critic_batch or self.batch).micro_batches(for_critic, is_sharing=is_sharing)
         if self.critic_batch is None:
-            return self.batch.micro_batches(rows)
+            return self.batch.micro_batches(rows, is_sharing=is_sharing)
         for_policy = replace(rows, returns=None)
         return chain(super().micro_batches(for_policy), self.critic_batch.micro_batches(for_critic))
 

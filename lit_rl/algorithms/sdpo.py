@@ -28,6 +28,7 @@ from lit_rl.batch import RolloutBatch
 from lit_rl.functional.distillation import Source, sampled_token_loss, source_logps
 from lit_rl.functional.masking import Totals
 from lit_rl.hooks import emit
+from lit_rl.models.flat_attention import shares_prefixes
 from lit_rl.models.parameters import logps_dtype
 from lit_rl.objectives.distillation import Distillation
 from lit_rl.objectives.reprompt import Reprompt
@@ -188,7 +189,8 @@ class SDPO(GRPO):
         out = torch.zeros(rollout.completion_ids.shape, dtype=logps_dtype(self.policy), device=self.device)
         index = rollout.self_distillation_mask.nonzero().flatten()
         taught = rollout.select(index)
-        for piece in self.batch.score_batches(taught):
+        shown = replace(taught, prompt_ids=taught.teacher_prompt_ids, prompt_len=taught.teacher_prompt_len)
+        for piece in self.batch.score_batches(shown, is_sharing=shares_prefixes(self.policy)):
             rows = taught.select(piece)
             assert rows.completion_ids is not None
             flat = source_logps(

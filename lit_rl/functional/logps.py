@@ -165,7 +165,7 @@ class _LogpsAndEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(  # type: ignore[override]
+    def backward(
         ctx: Any, of_logps: Tensor | None, of_entropy: Tensor | None
     ) -> tuple[Tensor, None, None]:
         every, targets, entropy = ctx.saved_tensors

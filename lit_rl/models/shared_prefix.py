@@ -7,11 +7,13 @@ prompt's and those of all its rows, so that a prompt's keys are copied once per 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from lit_rl.batch import prompt_numbers
 
 
 class Grid(NamedTuple):
@@ -101,34 +103,32 @@ def flat_rows(
         completion_ids: (B, T) long, right-padded.
         completion_len: (B,) long.
     """
-    device = prompt_ids.device
+    device, width = prompt_ids.device, prompt_ids.shape[1]
     lens, counts = prompt_len.tolist(), completion_len.tolist()
-    prompts, completions = prompt_ids.cpu().numpy(), completion_ids.cpu()
-    seen: dict[bytes, int] = {}
-    first: list[int] = []  # row that a prompt is read from
-    rows = []
-    for number, (length, count) in enumerate(zip(lens, counts, strict=True)):
-        if count:
-            prompt = seen.setdefault(prompts[number, prompts.shape[1] - length :].tobytes(), len(seen))
-            if prompt == len(first):
-                first.append(number)
-            rows.append(_Row(number, prompt, count - 1))
-    if not rows:
+    numbers = prompt_numbers(prompt_ids, prompt_len)
+    rows = [_Row(row, numbers[row], count - 1) for row, count in enumerate(counts) if count]
+    first = {row.prompt: row.number for row in reversed(rows)}  # row that a prompt is read from
+    places = {prompt: place for place, prompt in enumerate(sorted(first))}
+    rows = sorted((replace(row, prompt=places[row.prompt]) for row in rows), key=lambda row: row.prompt)
+    sources = [first[prompt] for prompt in places]
+    sizes = [lens[row] for row in sources]
+    tokens = sum(sizes) + sum(row.own for row in rows)
+    if not rows or not is_shorter(tokens, len(rows) * max(lens[row.number] + row.own for row in rows)):
         return None
-    sizes = [lens[number] for number in first]
-    padded = len(lens) * max(length + count - 1 for length, count in zip(lens, counts, strict=True))
-    if sum(sizes) + sum(row.own for row in rows) > _WORTH * padded:
-        return None
-    rows.sort(key=lambda row: row.prompt)
-    width = prompt_ids.shape[1]
-    texts = [prompt_ids[number, width - lens[number] :].cpu() for number in first]
+    prompts, completions = prompt_ids.cpu(), completion_ids.cpu()
+    texts = [prompts[row, width - lens[row] :] for row in sources]
     texts += [completions[row.number, : row.own] for row in rows]
-    flat = _laid_out(rows, sizes)
-    return flat._replace(ids=torch.cat(texts)[None]).to(device)
+    return _laid_out(rows, sizes)._replace(ids=torch.cat(texts)[None]).to(device)
 
 
-_WORTH = 0.9
-"""Share of the padded tokens below which the flat form pays for its bookkeeping."""
+def is_shorter(tokens: int, padded_tokens: int) -> bool:
+    """Whether a flat sequence pays for its bookkeeping.
+
+    Args:
+        tokens: of the flat sequence.
+        padded_tokens: of the rows side by side.
+    """
+    return tokens <= 0.9 * padded_tokens
 
 
 def _laid_out(rows: list[_Row], sizes: list[int]) -> FlatRows:

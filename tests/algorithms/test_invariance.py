@@ -44,7 +44,7 @@ RANKS = (range(8), range(8, 12))  # two groups of four rows, and one
 class RandomPieces(BatchPlan):
     """Rows drawn into pieces of random sizes."""
 
-    def micro_batches(self, batch: RolloutBatch) -> Iterator[RolloutBatch]:
+    def micro_batches(self, batch: RolloutBatch, *, is_sharing: bool = False) -> Iterator[RolloutBatch]:
         generator = torch.Generator().manual_seed(len(batch))
         order = torch.randperm(len(batch), generator=generator)
         while len(order):

@@ -1,7 +1,7 @@
 """Fixed work for a step, and a split of its time and memory: what both sides of `step.py` share.
 
-The same prompts every step, completions that run to the limit, rewards by place in the group: two runs of a shape
-process the same number of tokens, whoever trains. This measures cost, not learning.
+The same prompts every step, completions that run to the limit, rewards by place in the group: two runs of a
+shape process the same number of tokens, whoever trains. This measures cost, not learning.
 """
 
 import contextlib
@@ -183,7 +183,9 @@ class Phases:
         """Whether this phase is the innermost one."""
         return bool(self._stack) and self._stack[-1] == name
 
-    def patch(self, owner: Any, method: str, name: str | Callable[..., str | None], after: Any = None) -> None:
+    def patch(
+        self, owner: Any, method: str, name: str | Callable[..., str | None], after: Any = None
+    ) -> None:
         """Time `owner.method`.
 
         Args:

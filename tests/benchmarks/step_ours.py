@@ -129,7 +129,6 @@ def main() -> None:
     shape, phases = SHAPES[args.shape], Phases()
     sys.path.insert(0, str(ROOT))
     import train
-
     from lit_rl.configuration.launch import launch
 
     patch(phases)

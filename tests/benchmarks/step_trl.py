@@ -129,7 +129,7 @@ def counted(phases: Phases, prompt_ids: list, completion_ids: list) -> None:
 
 
 def moved_policy(trainer: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Old log-probabilities as if the policy had moved since, so that ratios differ from 1 and are clipped."""
+    """Old log-probabilities as if the policy had moved since, so that ratios leave 1 and are clipped."""
     ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
     mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
     width = inputs["completion_ids"].shape[1]

@@ -38,6 +38,19 @@ def test_padding_counts_in_a_token_budget(make_batch) -> None:
     assert [len(piece) for piece in pieces] == [1, 7]
 
 
+def test_a_shared_prompt_counts_once_and_its_rows_stay_together() -> None:
+    lens, counts = torch.tensor([10] * 8), torch.tensor([4, 1, 3, 2, 5, 5, 1, 1])
+    prompts = torch.arange(2).repeat(4)[:, None] + torch.arange(10)  # rows of two prompts, by turns
+    batch = RolloutBatch(prompts, lens, torch.arange(8), completion_len=counts, completion_ids=prompts[:, :5])
+    alone = [piece.prompt_row.tolist() for piece in BatchPlan(None, None, 30).micro_batches(batch)]
+    assert max(map(len, alone)) == 2
+    shared = [
+        piece.prompt_row.tolist() for piece in BatchPlan(None, None, 25).micro_batches(batch, is_sharing=True)
+    ]
+    # 10 + 5 + 4 + 3 + 1 = 23 tokens, then 10 + 5 + 2 + 1 + 1 = 19
+    assert shared == [[4, 0, 2, 6], [5, 3, 1, 7]]
+
+
 def test_shuffle_permutes_by_the_generator() -> None:
     plan = BatchPlan(shuffle=True, optimizer_batch_size=4)
     draws = [
