@@ -165,9 +165,7 @@ class _LogpsAndEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, of_logps: Tensor | None, of_entropy: Tensor | None
-    ) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, of_logps: Tensor | None, of_entropy: Tensor | None) -> tuple[Tensor, None, None]:
         every, targets, entropy = ctx.saved_tensors
         weight = every.new_zeros(len(every), 1) if of_logps is None else of_logps[:, None]
         if of_entropy is not None and len(entropy):

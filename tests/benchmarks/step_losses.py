@@ -13,7 +13,7 @@ import torch
 from fixed_work import SHAPES, TOPK, Shape
 from torch import Tensor
 
-from lit_rl.functional.distillation import sampled_token_loss
+from lit_rl.functional.distillation import Source, sampled_token_loss
 from lit_rl.functional.masking import Totals
 from lit_rl.models.load import load_policy
 from lit_rl.models.score import Rows, completion_hidden, head_of, score
@@ -51,13 +51,11 @@ def sdpo_loss(model: torch.nn.Module, inputs: dict[str, Tensor], shape: Shape) -
         per_token = sampled_token_loss(score(model, student).logps, score(model, teacher).logps)
     else:
         topk = TOPK if shape.mode == "topk_logits" else None
-        divergence = Distillation(
-            distillation_mode=shape.mode, distillation_topk=topk, distillation_alpha=1.0
-        ).divergence
-        is_token = inputs["completion_mask"].bool()
-        hidden = completion_hidden(model, student), completion_hidden(model, teacher)
-        head = head_of(model)
-        flat, _ = divergence(*hidden, head, head, inputs["completion_ids"][is_token], 1.0)
+        settings = Distillation(distillation_mode=shape.mode, distillation_topk=topk, distillation_alpha=1.0)
+        is_token, head = inputs["completion_mask"].bool(), head_of(model)
+        source = Source(completion_hidden(model, teacher), head)
+        targets = inputs["completion_ids"][is_token]
+        flat = settings.gaps(completion_hidden(model, student), head, [source], targets, 1.0).divergence
         per_token = flat.new_zeros(is_token.shape).masked_scatter(is_token, flat)
     return float((per_token * mask).sum() / mask.sum())
 
@@ -75,12 +73,8 @@ def main() -> int:
     shape = SHAPES[args.shape]
     kept = torch.load(args.file)
     model = load_policy(args.model)
-    with torch.no_grad():
-        ours = (
-            grpo_loss(model, kept["inputs"])
-            if shape.algo == "grpo"
-            else sdpo_loss(model, kept["inputs"], shape)
-        )
+    inputs = kept["inputs"]
+    ours = grpo_loss(model, inputs) if shape.algo == "grpo" else sdpo_loss(model, inputs, shape)
     gap = abs(ours - kept["loss"])
     print(f"{args.shape}: ours {ours:.7f}, TRL {kept['loss']:.7f}, apart by {gap:.1e}")
     return int(gap > TOLERANCE)

@@ -78,7 +78,7 @@ def overrides(args: argparse.Namespace, shape: Shape, folder: Path) -> list[str]
 
 def patch(phases: Phases) -> None:
     """Put the timers on."""
-    from lit_rl.algorithms import base, sdpo
+    from lit_rl.algorithms import base, sdpo, student_scores
     from lit_rl.rollout.hf import HFEngine
     from lit_rl.rollout.next_token import NextToken
 
@@ -103,8 +103,9 @@ def patch(phases: Phases) -> None:
     phases.patch(base.RLModule, "score_rewards", "reward")
     phases.patch(sdpo.SDPO, "build_teacher_context", "teacher_context", taught)
     phases.patch(base, "score", pass_name("forward", "old_logprob"))
-    phases.patch(sdpo, "score", "teacher_forward")
-    phases.patch(sdpo, "completion_hidden", pass_name("forward", "teacher_forward"))
+    phases.patch(sdpo.SDPO, "teacher_logps", "teacher_forward")
+    phases.patch(sdpo.SDPO, "teacher_sources", "teacher_forward")
+    phases.patch(student_scores, "completion_hidden", "forward")
     for module in (sdpo.SDPO, sdpo.GRPO):
         phases.patch(module, "loss", "loss")
     phases.patch(base.RLModule, "backward_locally", "backward")
