@@ -22,6 +22,7 @@ def run(job: Job) -> dict[str, float]:
     from lit_rl import tasks
     from lit_rl.configuration.build import built, built_all, built_trainer
     from lit_rl.configuration.launched import process_rank
+    from lit_rl.configuration.memory_page import memory_page
     from lit_rl.configuration.plan import plan
 
     tree = job.tree
@@ -45,6 +46,8 @@ def run(job: Job) -> dict[str, float]:
     if process_rank() == 0:
         print(plan(job.settings, rows, total_steps), flush=True)
     if tree["plan"]:
+        if process_rank() == 0:
+            print(memory_page(job.settings, tree, datamodule))
         return {}
     module = built(tree["algo"], **reward, policy=built(tree["model"]))
     with job.started():

@@ -74,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(job: Job) -> dict[str, float]:
     """Let LightningCLI build the parts, then do the task as train.py does; returns the last metrics."""
     from lit_rl import tasks
+    from lit_rl.configuration.memory_page import memory_page
     from lit_rl.configuration.plan import plan
 
     tree = job.tree
@@ -89,6 +90,8 @@ def run(job: Job) -> dict[str, float]:
     if process_rank() == 0:
         print(plan(job.settings, rows, total_steps), flush=True)
     if tree["plan"]:
+        if process_rank() == 0:
+            print(memory_page(job.settings, tree, cli.datamodule))
         return {}
     with job.started():
         return tasks.run(

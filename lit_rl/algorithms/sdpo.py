@@ -189,7 +189,8 @@ class SDPO(GRPO):
         out = torch.zeros(rollout.completion_ids.shape, dtype=logps_dtype(self.policy), device=self.device)
         index = rollout.self_distillation_mask.nonzero().flatten()
         taught = rollout.select(index)
-        shown = replace(taught, prompt_ids=taught.teacher_prompt_ids, prompt_len=taught.teacher_prompt_len)
+        ids, lengths, *_ = teacher_rows(taught)
+        shown = replace(taught, prompt_ids=ids, prompt_len=lengths)
         for piece in self.batch.score_batches(shown, is_sharing=shares_prefixes(self.policy)):
             rows = taught.select(piece)
             assert rows.completion_ids is not None

@@ -32,6 +32,11 @@ def plan(settings: Settings, rows: dict[str, int], total_steps: int) -> str:
         ("written to", [str(settings["run_dir"])]),
         ("set", differences(settings) or ["nothing: every value is its default"]),
     ]
+    return page(sections)
+
+
+def page(sections: list[tuple[str, list[str]]]) -> str:
+    """Titles with their sentences, each on lines of its own."""
     lines = []
     for title, texts in sections:
         for i, text in enumerate(texts):

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 
@@ -36,7 +37,8 @@ def load_policy(
     """A causal language model ready to train: a Hugging Face model, or a PEFT model around one.
 
     In train mode (gradient checkpointing works only there). Sampling settings that the checkpoint brings
-    (temperature, top_k, repetition_penalty, ...) are dropped; its begin, end and padding ids stay.
+    (temperature, top_k, repetition_penalty, ...) are dropped; its begin, end and padding ids stay. Inside
+    `with torch.device("meta")` no weights are read: the same model, without numbers in it.
 
     Args:
         path: "embedded", a folder (of a model, or of a LoRA adapter that goes on training), a .gguf file
@@ -180,10 +182,28 @@ def _overwrite_(config: PreTrainedConfig, overrides: dict[str, Any], key: str) -
 
 
 def _read(files: ModelFiles, **arguments: Any) -> Any:
+    if torch.get_default_device().type == "meta":
+        return _skeleton(**arguments)
     model = _reading(AutoModelForCausalLM.from_pretrained, files, **arguments)
     if files.gguf_file is not None:
         _forget_quantization_(model)
     return model
+
+
+def _skeleton(
+    *,
+    config: PreTrainedConfig,
+    dtype: Any,
+    attn_implementation: str | None,
+    trust_remote_code: bool,
+    **_: Any,
+) -> Any:
+    return AutoModelForCausalLM.from_config(
+        config,
+        dtype=config.dtype if dtype == "auto" else dtype,
+        attn_implementation=attn_implementation,
+        trust_remote_code=trust_remote_code,
+    )
 
 
 def _reading(read: Any, files: ModelFiles, **arguments: Any) -> Any:

@@ -93,7 +93,7 @@ def completion_hidden(model: nn.Module, rows: Rows) -> Tensor:
 
     Args:
         model: a Hugging Face causal language model, or a PEFT model around one.
-        rows: prompts and completions.
+        rows: prompts and completions; on the CPU where the model is on the meta device.
 
     Returns:
         (N, H), N = completion_len.sum(): row by row, in each row by position.
@@ -102,18 +102,20 @@ def completion_hidden(model: nn.Module, rows: Rows) -> Tensor:
     if width == 0:
         weight = head_of(model).weight
         return weight.new_zeros(0, weight.shape[1])
-    body = _body(model)
+    body, device = _body(model), base_of(model).device
     flat = flat_rows(*rows) if shares_prefixes(model) else None
     if flat is not None:
+        flat = flat.to(device)
         with flat_pass(flat) as inputs:
             hidden = body(**inputs, use_cache=False, return_dict=True).last_hidden_state
         return hidden[0].index_select(0, flat.predicts)
-    hidden = body(input_ids=_left_edged(rows, width), use_cache=False, return_dict=True).last_hidden_state
-    steps = torch.arange(rows.completion_ids.shape[1], device=hidden.device)
+    ids = _left_edged(rows, width)
+    hidden = body(input_ids=ids.to(device), use_cache=False, return_dict=True).last_hidden_state
+    steps = torch.arange(rows.completion_ids.shape[1], device=ids.device)
     is_token = steps < rows.completion_len[:, None]  # (B, T)
-    starts = torch.arange(hidden.shape[0], device=hidden.device) * width + rows.prompt_len - 1
+    starts = torch.arange(len(ids), device=ids.device) * width + rows.prompt_len - 1
     positions = (starts[:, None] + steps)[is_token]  # (N,)
-    return hidden.flatten(0, 1).index_select(0, positions)
+    return hidden.flatten(0, 1).index_select(0, positions.to(device))
 
 
 def head_of(model: nn.Module) -> Head:

@@ -1,5 +1,7 @@
 """Key-value caches for decoding: transformers' own, with room where a layer would copy at each token."""
 
+from typing import Any
+
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig, StaticCache
 from transformers.cache_utils import Cache, DynamicLayer
@@ -73,6 +75,12 @@ def decoding_cache(config: PreTrainedConfig, implementation: str | None, max_len
         RoomyLayer(max_length) if type(layer) is DynamicLayer else layer for layer in cache.layers
     ]
     return cache
+
+
+def storage_bytes(layer: Any) -> int:
+    """Bytes behind the keys and values of a layer; 0 for a layer that keeps none."""
+    held = [getattr(layer, name, None) for name in ("keys", "values")]
+    return sum(tensor.untyped_storage().nbytes() for tensor in held if isinstance(tensor, Tensor))
 
 
 def check_cache_implementation(implementation: str | None) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_rl.errors import ConfigError
-from lit_rl.rollout.cache import decoding_cache
+from lit_rl.rollout.cache import decoding_cache, storage_bytes
 
 
 class NextToken:
@@ -72,6 +72,19 @@ class NextToken:
             # Positions come from the mask (ALiBi), which must then be as wide as the keys of a static cache.
             return nn.functional.pad(mask, (0, self._mask_width - mask.shape[1]))
         return mask
+
+    def skip(self, tokens: int) -> int:
+        """Go on as if so many tokens more had been read, whatever they were: what they take in memory.
+
+        Returns:
+            Bytes of the cache, the room that layers have ahead of their tokens included.
+        """
+        layers: list[Any] = self._cache.layers
+        for layer in layers:
+            held = [getattr(layer, name, None) for name in ("keys", "values")]
+            if all(isinstance(tensor, Tensor) for tensor in held):
+                layer.update(*(x.new_empty((*x.shape[:-2], tokens, x.shape[-1])) for x in held))
+        return sum(storage_bytes(layer) for layer in layers)
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these rows of the cache, in this order; a row may come several times."""
