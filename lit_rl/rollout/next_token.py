@@ -81,8 +81,8 @@ class NextToken:
         """
         layers: list[Any] = self._cache.layers
         for layer in layers:
-            held = [getattr(layer, name, None) for name in ("keys", "values")]
-            if all(isinstance(tensor, Tensor) for tensor in held):
+            held = [x for name in ("keys", "values") if isinstance(x := getattr(layer, name, None), Tensor)]
+            if len(held) == 2:
                 layer.update(*(x.new_empty((*x.shape[:-2], tokens, x.shape[-1])) for x in held))
         return sum(storage_bytes(layer) for layer in layers)
 
