@@ -2,6 +2,7 @@
 
 import logging
 from abc import abstractmethod
+from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from lit_rl.batch import RolloutBatch
 from lit_rl.data.chat import Chat, load_tokenizer
 from lit_rl.data.loader import LoaderOptions, RunLoader
 from lit_rl.data.named import NamedRows
-from lit_rl.data.order import RowOrder, TrainBatches, rows_not_in_use, validation_batches
+from lit_rl.data.order import Order, RowOrder, TrainBatches, rows_not_in_use, validation_batches
 from lit_rl.data.parquet import Block, Rows, RowSource, open_rows
 from lit_rl.data.scan import Judge, dropped_rows
 from lit_rl.distributed import rank, world_size
@@ -53,6 +54,7 @@ class RowDataModule(L.LightningDataModule):
         chat_template_kwargs: dict[str, Any] | None,
         on_bad_row: str,
         loader: LoaderOptions | None,
+        cache_dir: str,
         scan_workers: int = 1,
     ) -> None:
         super().__init__()
@@ -84,6 +86,7 @@ class RowDataModule(L.LightningDataModule):
         self.chat_template_kwargs = dict(chat_template_kwargs or {})
         self.on_bad_row = on_bad_row
         self.loader = loader or LoaderOptions()
+        self.cache_dir = cache_dir
         self._scan_workers = scan_workers
         self._tokenizer = tokenizer
         self._chat: Chat | None = None
@@ -103,6 +106,14 @@ class RowDataModule(L.LightningDataModule):
 
     @abstractmethod
     def _collate(self, rows: Rows) -> Collate: ...
+
+    def _order(self, *, shuffle: bool, seed: int, for_refills: bool = False) -> Order:
+        """The order of the training rows that are used."""
+        return RowOrder(self._blocks("train"), shuffle=shuffle, seed=seed)
+
+    def _identity(self) -> dict[str, Any]:
+        """What else the order depends on, by dotted key."""
+        return {}
 
     @property
     def chat(self) -> Chat:
@@ -174,7 +185,7 @@ class RowDataModule(L.LightningDataModule):
                 f"{self.train_batch_size + -self.train_batch_size % ranks} is the next that does."
             )
         steps = self.total_steps(self.trainer.max_steps if self.trainer else -1)
-        order = RowOrder(self._blocks("train"), shuffle=self.shuffle, seed=self.data_seed)
+        order = self._order(shuffle=self.shuffle, seed=self.data_seed)
         batches = TrainBatches(
             order, batch_size=self.train_batch_size, steps=steps, rank=rank(), world_size=ranks
         )
@@ -183,6 +194,7 @@ class RowDataModule(L.LightningDataModule):
             "data.train_batch_size": self.train_batch_size,
             "data.shuffle": self.shuffle,
             "data.seed": self.data_seed,
+            **self._identity(),
         }
         return RunLoader(
             batches, self._collate(self._opened("train")), options=self.loader, identity=identity
@@ -194,7 +206,7 @@ class RowDataModule(L.LightningDataModule):
         Always shuffled, so that the rows of the coming steps are not used up in their order.
         """
         seed = derived_seed(self.data_seed, "fresh rows")
-        order = RowOrder(self._blocks("train"), shuffle=True, seed=seed)
+        order = self._order(shuffle=True, seed=seed, for_refills=True)
         return rows_not_in_use(order, start, count, in_use)
 
     def train_rows(self, rows: Sequence[int]) -> RolloutBatch:
@@ -221,10 +233,11 @@ class RowDataModule(L.LightningDataModule):
 
     def _opened(self, split: str) -> Rows:
         if split not in self._rows:
-            self._rows[split] = self._open(split, only_required=self._columns()[1])
+            required, only_required = self._columns()
+            self._rows[split] = self._open(split, required, only_required=only_required)
         return self._rows[split]
 
-    def _open(self, split: str, *, only_required: bool) -> Rows:
+    def _open(self, split: str, required: list[str], *, only_required: bool) -> Rows:
         key = f"data.{split}_files"
         source = self.train_files if split == "train" else self.val_files
         if source is None:
@@ -232,18 +245,23 @@ class RowDataModule(L.LightningDataModule):
         if split == "val" and isinstance(source, dict):
             if not source:
                 raise ConfigError(f"{key} must hold at least one set (found {{}}); null is no validation.")
-            sets = {n: self._rows_of(f"{key}.{n}", below, only_required) for n, below in source.items()}
+            sets = {n: self._rows_of(f"{key}.{n}", s, required, only_required) for n, s in source.items()}
             return NamedRows(sets)
-        return self._rows_of(key, source, only_required)
+        return self._rows_of(key, source, required, only_required)
 
-    def _rows_of(self, key: str, source: Any, only_required: bool) -> Rows:
+    def _rows_of(self, key: str, source: Any, required: list[str], only_required: bool) -> Rows:
         return open_rows(
-            source,
+            self._table(key, source),
             key=key,
-            required=self._columns()[0],
+            required=required,
             only_required=only_required,
             max_samples=self.train_max_samples if key == "data.train_files" else self.val_max_samples,
+            cache_dir=self.cache_dir,
         )
+
+    def _table(self, key: str, source: RowSource) -> RowSource:
+        """What the rows of this key are read from."""
+        return source
 
     def _scanned(self, split: str) -> list[Block]:
         """The rows that are used, after saying how many."""
@@ -251,7 +269,8 @@ class RowDataModule(L.LightningDataModule):
         total = sum(len(block.rows) for block in blocks)
         dropped: dict[int, str] = {}
         if judge := self._judge():
-            dropped = dropped_rows(self._open(split, only_required=True), judge, workers=self._scan_workers)
+            rows = self._open(split, self._columns()[0], only_required=True)
+            dropped = dropped_rows(rows, judge, workers=self._scan_workers)
         reasons = "; ".join(f"{count} with {reason}" for reason, count in Counter(dropped.values()).items())
         if len(dropped) == total:
             raise DataError(f"{key}: none of the {total} rows is left: {reasons}.")
@@ -262,7 +281,7 @@ class RowDataModule(L.LightningDataModule):
             )
         if rank() == 0:
             log.info("%s: %d rows", key, total - len(dropped))
-        kept = [Block([i for i in block.rows if i not in dropped], block.size) for block in blocks]
+        kept = [Block(array("q", (i for i in b.rows if i not in dropped)), b.size) for b in blocks]
         return [block for block in kept if block.rows] if dropped else blocks
 
     def _blocks(self, split: str) -> list[Block]:

@@ -111,6 +111,10 @@ class Chat:
             return self._start + self._tokens(prompt)
         return self._tokens(self._text(prompt, add_generation_prompt=True))
 
+    def text(self, prompt: str | Messages) -> str:
+        """The prompt as the template renders it, generation header included; a string as it stands."""
+        return prompt if isinstance(prompt, str) else self._text(prompt, add_generation_prompt=True)
+
     def prompt_ids(self, prompt: str | Messages, where: str) -> list[int]:
         """The ids that are generated from and trained on: `ids`, cut to `max_prompt_length`.
 
@@ -279,6 +283,16 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> PreTrainedT
         return AutoTokenizer.from_pretrained(files.folder_or_id, trust_remote_code=trust_remote_code, **extra)
     except (OSError, ValueError) as error:
         raise ConfigError(f"data.tokenizer must name a tokenizer (found {path!r}): {error}") from error
+
+
+def plain_text(prompt: str | Messages) -> str:
+    """The contents of the messages, a line break between two; a string as it stands."""
+    return prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
+
+
+def as_messages(prompt: str | Messages) -> Messages:
+    """The prompt as messages; a string is what the user says."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
 def check_length_policy(max_prompt_length: int | None, truncation: str) -> None:

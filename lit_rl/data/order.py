@@ -6,11 +6,21 @@ The order is a function of (seed, data epoch), so a place in it is one number, t
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count, islice, pairwise
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from lit_rl.data.parquet import CACHE_BYTES, Block
 from lit_rl.seeding import derived_generator
+
+
+class Order(Protocol):
+    """Which row comes when, in any number of data epochs, each of `len(order)` rows."""
+
+    def __len__(self) -> int: ...
+
+    def epoch(self, index: int) -> Iterator[int]: ...
 
 
 @dataclass(frozen=True)
@@ -45,8 +55,8 @@ class RowOrder:
         generator = derived_generator(self.seed, "data order", index)
         order = torch.randperm(len(self.blocks), generator=generator).tolist()
         for window in self._windows(order):
-            rows = [row for i in window for row in self.blocks[i].rows]
-            yield from (rows[i] for i in torch.randperm(len(rows), generator=generator).tolist())
+            rows = torch.cat([torch.tensor(self.blocks[i].rows) for i in window])
+            yield from counted(rows[torch.randperm(len(rows), generator=generator)])
 
     def _windows(self, order: list[int]) -> Iterator[list[int]]:
         window: list[int] = []
@@ -60,9 +70,12 @@ class RowOrder:
         yield window
 
 
-def rows_not_in_use(
-    order: RowOrder, start: int, count_wanted: int, in_use: set[int]
-) -> tuple[list[int], int]:
+def counted(rows: Tensor) -> Iterator[int]:
+    """The numbers of a (N,) tensor, without a list of all of them."""
+    return chain.from_iterable(part.tolist() for part in rows.split(4096))
+
+
+def rows_not_in_use(order: Order, start: int, count_wanted: int, in_use: set[int]) -> tuple[list[int], int]:
     """The next rows of the order, run through again and again, that are not in use.
 
     Args:
@@ -104,7 +117,7 @@ class TrainBatches:
     """
 
     def __init__(
-        self, order: RowOrder, *, batch_size: int, steps: int, rank: int = 0, world_size: int = 1
+        self, order: Order, *, batch_size: int, steps: int, rank: int = 0, world_size: int = 1
     ) -> None:
         assert batch_size % world_size == 0 and batch_size <= len(order)
         self._order, self._batch_size, self._steps = order, batch_size, steps

@@ -10,7 +10,7 @@ import os
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -19,10 +19,14 @@ from typing import Any, Protocol, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from lit_rl.data.regroup import bytes_per_row, has_large_groups, opened, regrouped
+from lit_rl.data.remote import is_url, local_copies
 from lit_rl.errors import ConfigError, DataError
 
-CACHE_BYTES = 256 * 2**20
-"""Row groups kept in memory by each process, in bytes as the footers state them."""
+CACHE_BYTES = 128 * 2**20
+"""Row groups kept in memory by each process."""
+
+CACHE_DIR = "~/.cache/lit_rl"
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 
@@ -79,25 +83,29 @@ def open_rows(
     required: Sequence[str] = (),
     only_required: bool = False,
     max_samples: int = -1,
+    cache_dir: str = CACHE_DIR,
 ) -> Rows:
     """Open files, or wrap rows that are in memory.
 
     Args:
-        source: `embedded`, a file, a glob, a list of those, or a table of rows.
+        source: `embedded`, a file, a glob, a URL, a list of those, or a table of rows.
         key: dotted key that error messages name.
         required: columns that each file (each row in memory) must have.
         only_required: read no other columns.
         max_samples: use the first so many rows; -1 uses all.
+        cache_dir: where copies of remote files lie, and of files in row groups too large to read at random.
 
     Raises:
-        ConfigError: not paths, nor rows.
+        ConfigError: not paths, nor rows; or no package for a URL.
         DataError: a file is missing, broken, or lacks a column; a glob matches nothing; there are no rows.
     """
-    paths = _paths(source)
+    paths = paths_of(source)
     if paths is None:
         rows: Rows = MemoryRows(cast(RowTable, source), key, required, only_required, max_samples)
     else:
-        rows = ParquetRows(_files(paths, key), required, only_required, max_samples)
+        rows = ParquetRows(
+            local_files(paths, key, cache_dir), required, only_required, max_samples, cache_dir=cache_dir
+        )
     if not len(rows):
         raise DataError(f"{key} holds no rows (found {_shown(source)}); give at least one row.")
     return rows
@@ -108,50 +116,62 @@ class ParquetRows(Rows):
 
     The number of rows comes from the footers. A row group is read when one of its rows is asked for, and
     the last ones used are kept while they fit in `cache_bytes`, so memory is flat however long the file is.
-    A file that is one large row group is read as one: write it again with a smaller `row_group_size`.
+    Files in large row groups are read from a copy in smaller ones.
 
     Args:
-        files: paths.
+        files: paths, or pairs of a path and the name by which messages call it.
         required: columns that each file must have.
         only_required: read no other columns.
         max_samples: use the first so many rows; -1 uses all.
         cache_bytes: memory for row groups; one is always kept.
+        cache_dir: where copies lie.
     """
 
     def __init__(
         self,
-        files: list[str],
+        files: Sequence[str | tuple[str, str]],
         required: Sequence[str] = (),
         only_required: bool = False,
         max_samples: int = -1,
         cache_bytes: int = CACHE_BYTES,
+        cache_dir: str = CACHE_DIR,
     ) -> None:
-        self._cache_bytes = cache_bytes
+        self._cache_bytes, self._cache_dir = cache_bytes, cache_dir
+        named = [(file, file) if isinstance(file, str) else file for file in files]
+        self._files = [file for file, _ in named]
+        self._names: dict[str, str] = {}  # of the files that are read, for messages
         self._required = list(required)
         self._columns = self._required if only_required else None
         self._groups: list[tuple[str, int, int]] = []  # file, number of the row group, first row of the file
         self._cache: OrderedDict[int, pa.Table] = OrderedDict()
         self.blocks = []
-        for file in files:
-            self._add(file)
+        for file, name in named:
+            self._add(file, name)
         total = sum(len(block.rows) for block in self.blocks)
         self._length = total if max_samples < 0 else min(total, max_samples)
         self._starts = [0, *accumulate(len(block.rows) for block in self.blocks)]
         clipped = [Block(range(b.rows[0], min(b.rows[-1] + 1, self._length)), b.size) for b in self.blocks]
         self.blocks = [block for block in clipped if len(block.rows)]
 
-    def _add(self, file: str) -> None:
-        with _opened(file) as parquet:
+    def _add(self, file: str, name: str) -> None:
+        with _opened(file, name) as parquet:
             names = parquet.schema_arrow.names
             for column in self._required:
                 if column not in names:
-                    raise DataError(f"{file} has no column {column!r}; it has {', '.join(names)}.")
+                    raise DataError(f"{name} has no column {column!r}; it has {', '.join(names)}.")
+            is_large = _first_rows(has_large_groups, parquet, name)
+        if is_large:
+            file = regrouped(file, _short_hash([_footer(file)]), self._cache_dir)
+        self._names[file] = name
+        with _opened(file, name) as parquet:
+            row = _first_rows(bytes_per_row, parquet, name)
             start = first = self.blocks[-1].rows[-1] + 1 if self.blocks else 0
             for i in range(parquet.metadata.num_row_groups):
                 group = parquet.metadata.row_group(i)
                 if group.num_rows:
+                    size = max(group.total_byte_size, int(row * group.num_rows))
                     self._groups.append((file, i, first))
-                    self.blocks.append(Block(range(start, start + group.num_rows), group.total_byte_size))
+                    self.blocks.append(Block(range(start, start + group.num_rows), size))
                     start += group.num_rows
 
     def __len__(self) -> int:
@@ -163,10 +183,10 @@ class ParquetRows(Rows):
 
     def where(self, index: int) -> str:
         file, _, first = self._groups[self._group(index)]
-        return f"{file}, row {index - first}"
+        return f"{self._names[file]}, row {index - first}"
 
     def fingerprint(self) -> str:
-        return _short_hash([_footer(file) for file in dict.fromkeys(file for file, _, _ in self._groups)])
+        return _short_hash([_footer(file) for file in dict.fromkeys(self._files)])
 
     def _group(self, index: int) -> int:
         if not 0 <= index < self._length:
@@ -180,10 +200,10 @@ class ParquetRows(Rows):
         file, number, _ = self._groups[group]
         try:
             # opened anew, without threads: neither a handle nor a thread pool survives a fork into a worker
-            with _opened(file) as parquet:
+            with _opened(file, self._names[file]) as parquet:
                 table = parquet.read_row_group(number, columns=self._columns, use_threads=False)
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{file}, row group {number} cannot be read ({error}).") from error
+            raise DataError(f"{self._names[file]}, row group {number} cannot be read ({error}).") from error
         self._cache[group] = table
         while len(self._cache) > 1 and sum(self.blocks[g].size for g in self._cache) > self._cache_bytes:
             self._cache.popitem(last=False)
@@ -255,14 +275,21 @@ def _short_hash(parts: list[bytes]) -> str:
     return digest.hexdigest()[:12]
 
 
-def _opened(file: str) -> pq.ParquetFile:
+def _opened(file: str, name: str) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(file)
+        return opened(file)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{file} is not a readable parquet file ({error}); write it again.") from error
+        raise DataError(f"{name} is not a readable parquet file ({error}); write it again.") from error
 
 
-def _paths(source: RowSource) -> list[str] | None:
+def _first_rows(measure: Callable[[pq.ParquetFile], Any], parquet: pq.ParquetFile, name: str) -> Any:
+    try:
+        return measure(parquet)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{name}, row group 0 cannot be read ({error}).") from error
+
+
+def paths_of(source: RowSource) -> list[str] | None:
     """The paths, or None for a table of rows."""
     if isinstance(source, str):
         return [source]
@@ -270,22 +297,33 @@ def _paths(source: RowSource) -> list[str] | None:
     return list(cast(Sequence[str], source)) if is_paths else None
 
 
-def _files(paths: list[str], key: str) -> list[str]:
-    """Paths without globs, each of which exists."""
-    files: list[str] = []
+def local_files(paths: list[str], key: str, cache_dir: str) -> list[tuple[str, str]]:
+    """Each file on this machine, with the name by which the user knows it.
+
+    Args:
+        paths: `embedded`, paths, globs, URLs.
+        key: dotted key that error messages name.
+        cache_dir: where copies of remote files lie.
+
+    Raises:
+        ConfigError: not a path, or no package for a URL.
+        DataError: there is no such file.
+    """
+    files: list[tuple[str, str]] = []
     for path in paths:
         if not isinstance(path, str):
             raise ConfigError(f"{key} must be paths, or one table of rows (found {path!r}).")
-        if "://" in path:
-            raise ConfigError(f"{key} must be local files (found {path!r}); download it first.")
+        if is_url(path):
+            files += local_copies(path, key=key, cache_dir=cache_dir).items()
+            continue
         if path == "embedded" or path.startswith("embedded/"):
             path = str(ASSETS / f"{_embedded_split(path, key)}.parquet")
         path = str(Path(path).expanduser())
         matches = sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else [path]
         if not matches:
             raise DataError(f"{key} matches no file (found {path!r}); check the pattern.")
-        files += matches
-    for file in files:
+        files += [(match, match) for match in matches]
+    for file, _ in files:
         if not Path(file).is_file():
             raise DataError(f"{key} must be existing parquet files (found {file!r}, which is not a file).")
     return files

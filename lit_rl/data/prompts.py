@@ -1,6 +1,6 @@
 """PromptDataModule: parquet in, RolloutBatch of prompts out; resumable, the same on any number of ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +9,12 @@ from transformers import PreTrainedTokenizerBase
 
 from lit_rl.batch import RolloutBatch, padded
 from lit_rl.data.base import Collate, RowDataModule, ValidationSource, columns_of
-from lit_rl.data.chat import Chat, check_length_policy
+from lit_rl.data.chat import Chat, Messages, as_messages, check_length_policy, plain_text
+from lit_rl.data.custom import CustomClass
 from lit_rl.data.loader import LoaderOptions
-from lit_rl.data.parquet import Rows, RowSource
+from lit_rl.data.mix import ColumnOrders, blocks_by_source, check_weights, curriculum_values
+from lit_rl.data.order import Order
+from lit_rl.data.parquet import CACHE_DIR, Block, Rows, RowSource, local_files, paths_of
 from lit_rl.data.scan import BAD_ROW, Judge
 from lit_rl.errors import ConfigError, DataError
 
@@ -26,7 +29,7 @@ class PromptDataModule(RowDataModule):
     `filter_overlong_prompts`, `truncation="error"` or `on_bad_row="skip"`. Otherwise each in its turn.
 
     Args:
-        train_files: `embedded`, parquet files, globs; in Python also a Dataset or a list of rows.
+        train_files: `embedded`, parquet files, globs, URLs; in Python also a Dataset or a list of rows.
         val_files: likewise, or several by name, each with its own metric; null: there is nothing to validate
             on.
         train_max_samples: rows used, the first ones; -1 is all.
@@ -44,12 +47,20 @@ class PromptDataModule(RowDataModule):
         data_source_key: column that names the source.
         reward_model_key: column with the reference answer.
         privileged_context_key: column with static feedback.
+        source_weights: share of each source in the mix, by the name in the column `data_source_key`; 0 leaves
+            one out. null takes every row once per epoch.
+        curriculum_key: column of numbers by which rows come in ascending order in each epoch; null: in none.
         tokenizer: as `model.path`, or a tokenizer.
         trust_remote_code: run Python code that comes with the tokenizer.
         chat_template_kwargs: variables of the chat template, in rollout, validation and teacher alike.
         on_bad_row: error, or skip: leave out rows without a usable prompt, and say how many.
         remove_unused_columns: rewards and teacher see only the prompt.
+        return_raw_input_ids: rows also carry `raw_input_ids`, the prompt's text as ids without the template.
+        return_raw_chat: rows also carry `raw_chat`, the prompt as messages.
+        return_full_prompt: rows also carry `full_prompt`, the text that the template makes of the prompt.
+        custom_cls: your own dataset class in place of parquet files.
         loader: torch's loader settings.
+        cache_dir: where copies of remote files lie, and of files in row groups too large to read at random.
 
     Raises:
         ConfigError: a value is out of range.
@@ -75,12 +86,19 @@ class PromptDataModule(RowDataModule):
         data_source_key: str = "data_source",
         reward_model_key: str = "reward_model",
         privileged_context_key: str = "privileged_context",
+        source_weights: dict[str, float] | None = None,
+        curriculum_key: str | None = None,
         tokenizer: str | PreTrainedTokenizerBase = "embedded",
         trust_remote_code: bool = False,
         chat_template_kwargs: dict[str, Any] | None = None,
         on_bad_row: str = "error",
         remove_unused_columns: bool = False,
+        return_raw_input_ids: bool = False,
+        return_raw_chat: bool = False,
+        return_full_prompt: bool = False,
+        custom_cls: CustomClass | None = None,
         loader: LoaderOptions | None = None,
+        cache_dir: str = CACHE_DIR,
     ) -> None:
         super().__init__(
             train_files=train_files,
@@ -97,6 +115,7 @@ class PromptDataModule(RowDataModule):
             chat_template_kwargs=chat_template_kwargs,
             on_bad_row=on_bad_row,
             loader=loader,
+            cache_dir=cache_dir,
             scan_workers=filter_overlong_prompts_workers,
         )
         check_length_policy(max_prompt_length, truncation)
@@ -106,7 +125,44 @@ class PromptDataModule(RowDataModule):
         self.filter_overlong_prompts_workers = filter_overlong_prompts_workers
         self.prompt_key, self.data_source_key = prompt_key, data_source_key
         self.reward_model_key, self.privileged_context_key = reward_model_key, privileged_context_key
+        self.source_weights, self.curriculum_key = source_weights, curriculum_key
         self.remove_unused_columns = remove_unused_columns
+        wanted = (return_raw_input_ids, return_raw_chat, return_full_prompt)
+        self.renderings = [name for name, is_on in zip(RENDERINGS, wanted, strict=True) if is_on]
+        self.custom_cls = custom_cls or CustomClass()
+        if source_weights is not None:
+            check_weights(source_weights)
+        self._column_orders: ColumnOrders | None = None
+
+    def setup(self, stage: str | None = None) -> None:
+        super().setup(stage)
+        if self._is_ordered_by_column and "train" in self._used and self._column_orders is None:
+            self._column_orders = self._read_columns(self._used["train"])
+            self._column_orders.check(self.train_batch_size)
+            self._used["train"] = self._column_orders.blocks
+
+    @property
+    def _is_ordered_by_column(self) -> bool:
+        return self.source_weights is not None or self.curriculum_key is not None
+
+    def _read_columns(self, blocks: list[Block]) -> ColumnOrders:
+        parts, values = {"": blocks}, None
+        if self.source_weights is not None:
+            rows = self._open("train", [self.data_source_key], only_required=True)
+            parts = blocks_by_source(rows, blocks, self.data_source_key, self.source_weights)
+        if self.curriculum_key is not None:
+            rows = self._open("train", [self.curriculum_key], only_required=True)
+            values = {name: curriculum_values(rows, own, self.curriculum_key) for name, own in parts.items()}
+        return ColumnOrders(parts, self.source_weights, values)
+
+    def _order(self, *, shuffle: bool, seed: int, for_refills: bool = False) -> Order:
+        if self._column_orders is None:
+            return super()._order(shuffle=shuffle, seed=seed, for_refills=for_refills)
+        return self._column_orders.order(shuffle=shuffle, seed=seed, with_curriculum=not for_refills)
+
+    def _identity(self) -> dict[str, Any]:
+        weights = None if self.source_weights is None else dict(self.source_weights)
+        return {"data.source_weights": weights, "data.curriculum_key": self.curriculum_key}
 
     def _new_chat(self, tokenizer: PreTrainedTokenizerBase) -> Chat:
         return Chat(
@@ -133,7 +189,26 @@ class PromptDataModule(RowDataModule):
         )
 
     def _collate(self, rows: Rows) -> Collate:
-        return PromptCollate(rows, self.chat, self.prompt_key)
+        return PromptCollate(rows, self.chat, self.prompt_key, self.renderings)
+
+    def column_names(self) -> list[str]:
+        """Columns of the training rows that are handed to the rewards.
+
+        Raises:
+            ConfigError: a rendering would take the place of a column.
+        """
+        names = super().column_names()
+        for name in self.renderings:
+            if name in names:
+                raise ConfigError(f"data.return_{name}=true would replace the column {name!r} of the data.")
+        return [*names, *self.renderings]
+
+    def _table(self, key: str, source: RowSource) -> RowSource:
+        paths = paths_of(source)
+        if self.custom_cls.path is None or paths is None:
+            return source
+        files = [file for file, _ in local_files(paths, key, self.cache_dir)]
+        return self.custom_cls.dataset(files, lambda: self.chat.tokenizer)
 
 
 @dataclass(frozen=True)
@@ -176,11 +251,13 @@ class PromptCollate:
         rows: read from here.
         chat: renders and cuts.
         prompt_key: column of the prompt.
+        renderings: of RENDERINGS, those that become columns.
     """
 
     rows: Rows
     chat: Chat
     prompt_key: str
+    renderings: Sequence[str] = ()
 
     def __call__(self, indices: Sequence[int]) -> RolloutBatch:
         rows = [self.rows[i] for i in indices]
@@ -189,7 +266,18 @@ class PromptCollate:
             for i, row in zip(indices, rows, strict=True)
         ]
         prompt_ids, prompt_len = padded(ids, "left", self.chat.pad_token_id)
-        return RolloutBatch(prompt_ids, prompt_len, torch.tensor(list(indices)), columns=columns_of(rows))
+        columns = columns_of(rows)
+        for name in self.renderings:
+            columns[name] = [RENDERINGS[name](self.chat, row[self.prompt_key]) for row in rows]
+        return RolloutBatch(prompt_ids, prompt_len, torch.tensor(list(indices)), columns=columns)
+
+
+RENDERINGS: dict[str, Callable[[Chat, str | Messages], Any]] = {
+    "raw_input_ids": lambda chat, prompt: chat.ids(plain_text(prompt)),
+    "raw_chat": lambda chat, prompt: as_messages(prompt),
+    "full_prompt": lambda chat, prompt: chat.text(prompt),
+}
+"""Columns that a prompt can be handed on as, by name."""
 
 
 def _check_filter(max_prompt_length: int | None, is_on: bool, workers: int) -> None:

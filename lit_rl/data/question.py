@@ -43,5 +43,5 @@ class QuestionDataModule(PromptDataModule):
         one = copy.copy(self)
         rows = [row for block in self._blocks("train") for row in block.rows]
         one.train_files = [self._opened("train")[rows[index]]]
-        one.train_max_samples, one._rows, one._used = -1, {}, {}
+        one.train_max_samples, one._rows, one._used, one._column_orders = -1, {}, {}, None
         return one

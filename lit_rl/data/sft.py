@@ -11,7 +11,7 @@ from lit_rl.batch import RolloutBatch, padded
 from lit_rl.data.base import Collate, RowDataModule, ValidationSource, columns_of
 from lit_rl.data.chat import Chat, Supervised
 from lit_rl.data.loader import LoaderOptions
-from lit_rl.data.parquet import Rows, RowSource
+from lit_rl.data.parquet import CACHE_DIR, Rows, RowSource
 from lit_rl.data.scan import BAD_ROW, Judge
 from lit_rl.errors import ConfigError, DataError
 
@@ -25,7 +25,7 @@ class SFTDataModule(RowDataModule):
     dropped and counted in the log.
 
     Args:
-        train_files: parquet files, globs; in Python also a Dataset or a list of rows.
+        train_files: parquet files, globs, URLs; in Python also a Dataset or a list of rows.
         val_files: likewise, or several by name, each with its own metric; null: there is nothing to validate
             on.
         train_max_samples: rows used, the first ones; -1 is all.
@@ -42,6 +42,7 @@ class SFTDataModule(RowDataModule):
         chat_template_kwargs: variables of the chat template.
         on_bad_row: error, or skip: leave out rows without a usable conversation, and say how many.
         loader: torch's loader settings.
+        cache_dir: where copies of remote files lie, and of files in row groups too large to read at random.
 
     Raises:
         ConfigError: a value is out of range.
@@ -66,6 +67,7 @@ class SFTDataModule(RowDataModule):
         chat_template_kwargs: dict[str, Any] | None = None,
         on_bad_row: str = "error",
         loader: LoaderOptions | None = None,
+        cache_dir: str = CACHE_DIR,
     ) -> None:
         super().__init__(
             train_files=train_files,
@@ -82,6 +84,7 @@ class SFTDataModule(RowDataModule):
             chat_template_kwargs=chat_template_kwargs,
             on_bad_row=on_bad_row,
             loader=loader,
+            cache_dir=cache_dir,
         )
         if max_length is not None and max_length < 2:
             raise ConfigError(f"data.max_length must be null or >= 2 (found {max_length!r}).")

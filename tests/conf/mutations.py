@@ -7,6 +7,9 @@ from typing import Any
 from critic_mutations import critic_values
 
 REWARDS = """
+from torch.utils.data import Dataset
+
+
 def length(data_source, solution_str, ground_truth, extra_info=None):
     return len(solution_str) / 10
 
@@ -17,6 +20,15 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 
 def other(data_source, solution_str, ground_truth, extra_info=None):
     return float("1" in solution_str)
+
+
+def columns(prompts, completions, **columns):
+    return [sum(len(str(values)) for values in columns.values()) / 1000] * len(prompts)
+
+
+class Rows(list, Dataset):
+    def __init__(self, data_files):
+        super().__init__({"prompt": f"{i}+1=", "data_source": "lit_rl/arithmetic"} for i in range(16))
 
 
 def broken(data_source, solution_str, ground_truth, extra_info=None):
@@ -55,7 +67,9 @@ def table(folder: Path) -> dict[str, Mutation]:
         folder: holds `rewards.py` with REWARDS.
     """
     own = f"reward.custom_reward_function.path={folder / 'rewards.py'}"
-    length, broken = (f"reward.custom_reward_function.name={name}" for name in ("length", "broken"))
+    length, broken, columns = (
+        f"reward.custom_reward_function.name={name}" for name in ("length", "broken", "columns")
+    )
     varied = ("rollout.val_kwargs.temperature=2.0",)
     lora = ("model.lora.lora_rank=2",)
     two_updates = ("algo.num_iterations=2", "algo.batch.optimizer_batch_size=8", "optim.lr=1e-3")
@@ -219,6 +233,14 @@ def table(folder: Path) -> dict[str, Mutation]:
         "data.data_source_key": to("ability"),
         "data.reward_model_key": to("answer"),
         "data.privileged_context_key": to("hint"),
+        "data.source_weights": to("{lit_rl/arithmetic_add: 1.0, lit_rl/arithmetic_sub: 3.0}"),
+        "data.curriculum_key": to("ability"),
+        "data.return_raw_input_ids": to("true", own, columns),
+        "data.return_raw_chat": to("true", own, columns),
+        "data.return_full_prompt": to("true", own, columns),
+        "data.remove_unused_columns": to("true", own, columns),
+        "data.custom_cls.path": to(folder / "rewards.py", "data.custom_cls.name=Rows"),
+        "data.custom_cls.name": to("Rows", f"data.custom_cls.path={folder / 'rewards.py'}"),
         "data.question": to("'57+67=?'"),
         "data.ground_truth": to(115),
         "data.source": to("lit_rl/question"),

@@ -82,6 +82,7 @@ INFORMATIONAL = {
     "data.trust_remote_code": "matters to tokenizers that bring code (tests of data)",
     "data.chat_template_kwargs": "the embedded template reads no variable (tests of data)",
     "data.on_bad_row": "the embedded rows are all good (tests of data)",
+    "data.cache_dir": "where copies lie of files that are not here (tests of data)",
     "data.filter_overlong_prompts_workers": "the same rows, found by more processes",
     "algo.on_nonfinite": "no gradient of this run is NaN (tests of algorithms)",
     "checkpoint.save_on_signal": "no signal comes (tests of callbacks)",
@@ -104,6 +105,8 @@ INFORMATIONAL = {
 
 FAILS_WITHOUT = (  # keys without which their context fails
     "reward.on_error",
+    "data.custom_cls.path",
+    "data.custom_cls.name",
     "checkpoint.resume_from_path",
     "algo.batch.micro_batch_tokens",
     "algo.distillation.distillation_topk",

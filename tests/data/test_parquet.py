@@ -115,7 +115,6 @@ def test_embedded_is_the_split_of_its_key() -> None:
             r"data\.train_files must be existing parquet files .*nowhere\.parquet",
         ),
         ("nowhere-*.parquet", DataError, r"data\.train_files matches no file .*nowhere-\*"),
-        ("https://example.org/a.parquet", ConfigError, r"data\.train_files must be local files"),
         ("embedded/soft", ConfigError, r"data\.train_files must be embedded/train, .*embedded/soft"),
         (["a.parquet", 3], ConfigError, r"data\.train_files must be paths, or one table of rows \(found 3\)"),
         ([], DataError, r"data\.train_files holds no rows"),
