@@ -14,6 +14,7 @@ from datasets import Dataset
 
 import lit_rl
 from lit_rl import GRPO, SDPO, PromptDataModule, RewardSum, Sampling, load_policy
+from lit_rl.callbacks.checkpoint_contents import CheckpointContents
 from lit_rl.callbacks.rollout import RolloutGeneration
 from lit_rl.errors import ConfigError
 from lit_rl.schedule import WarmupDecay
@@ -34,7 +35,7 @@ def data(**settings: Any) -> PromptDataModule:
 def trainer(steps: int = 2, **settings: Any) -> L.Trainer:
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     plain = {"accelerator": "cpu", "max_steps": steps, "enable_model_summary": False}
-    return L.Trainer(callbacks=[RolloutGeneration()], **quiet | plain | settings)
+    return L.Trainer(**{"callbacks": [RolloutGeneration()]} | quiet | plain | settings)
 
 
 def module(algorithm: Any = GRPO, **settings: Any) -> Any:
@@ -66,6 +67,30 @@ def test_the_example_runs_and_stands_in_the_readme(tmp_path: Path, monkeypatch: 
     ran = runpy.run_path(str(file))
     assert ran["trainer"].global_step == 2
     assert {"val/accuracy", "val/accuracy/all", "val/accuracy/hard"} <= set(ran["trainer"].logged_metrics)
+
+
+@pytest.mark.parametrize("rows", [ROWS, Dataset.from_list(ROWS)], ids=["list", "dataset"])
+def test_a_run_on_rows_in_memory_is_resumed_bit_for_bit(rows: Any, tmp_path: Path) -> None:
+    def run(folder: str, end: int = 4, start: Path | None = None) -> tuple[dict[str, torch.Tensor], list]:
+        seen: list[Any] = []
+
+        def number(prompts: list, completions: list[str], **columns: Any) -> list[float]:
+            seen.extend(prompts)
+            return [float(len(text) + i % 3) for i, text in enumerate(completions)]
+
+        model = module(optimizer=partial(torch.optim.SGD, lr=1.0), reward=[number])
+        ends = L.pytorch.callbacks.LambdaCallback(
+            on_train_batch_end=lambda fitting, *_: setattr(fitting, "should_stop", fitting.global_step == end)
+        )
+        fitting = trainer(4, callbacks=[RolloutGeneration(), ends, CheckpointContents(folder)])
+        fitting.fit(model, datamodule=data(train_files=rows), ckpt_path=start, weights_only=False)
+        return model.policy.state_dict(), seen
+
+    straight, prompts = run(str(tmp_path / "straight"))
+    _, first = run(str(tmp_path / "first"), end=2)
+    resumed, rest = run(str(tmp_path / "rest"), start=tmp_path / "first" / "step_00000002")
+    assert prompts == first + rest
+    assert all(torch.equal(straight[name], resumed[name]) for name in straight)
 
 
 @pytest.mark.parametrize("algorithm", [GRPO, SDPO])
