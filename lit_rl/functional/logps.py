@@ -15,6 +15,10 @@ from torch.utils.checkpoint import checkpoint
 
 from lit_rl.functional.precision import promoted
 
+BLOCK_BYTES = 96 * 2**20
+"""Of the logits that exist at once where nobody asks for another number of positions: 512 positions of a
+vocabulary of 49k in float32, 165 of one of 152k."""
+
 
 class Head(NamedTuple):
     """What turns a hidden state into logits: `softcap * tanh(multiplier * (W h + b) / softcap)`.
@@ -88,7 +92,7 @@ def token_logps(
     targets: Tensor,
     *,
     temperature: float = 1.0,
-    chunk_tokens: int = 512,
+    chunk_tokens: int | None = None,
     with_entropy: bool = False,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
@@ -101,7 +105,7 @@ def token_logps(
         head: output head.
         targets: (N,) long.
         temperature: > 0. The logits are divided by it.
-        chunk_tokens: >= 1. Positions whose logits exist at once.
+        chunk_tokens: >= 1. Positions whose logits exist at once; None is as many as `BLOCK_BYTES` hold.
         with_entropy: also return the entropies.
         entropy_gradient: let gradients through them.
 
@@ -116,6 +120,8 @@ def token_logps(
             return (logps,)
         return logps, entropy if entropy_gradient else entropy.detach()
 
+    if chunk_tokens is None:
+        chunk_tokens = max(BLOCK_BYTES // (4 * len(head.weight)), 1)
     results = over_chunks(of_chunk, (hidden, targets), chunk_tokens=chunk_tokens)
     return results[0], results[1] if with_entropy else None
 
@@ -158,7 +164,7 @@ class _LogpsAndEntropy(torch.autograd.Function):
         every = scores.log_softmax(-1)
         entropy = every.new_zeros(0)
         if with_entropy:
-            entropy = -torch.linalg.vecdot(every.exp(), every)
+            entropy = -every.exp().mul_(every).sum(-1)
         ctx.save_for_backward(every, targets, entropy)
         ctx.set_materialize_grads(False)
         return at_targets(every, targets), entropy

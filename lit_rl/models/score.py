@@ -60,7 +60,7 @@ def score(
     temperature: float = 1.0,
     with_entropy: bool = False,
     entropy_gradient: bool = False,
-    chunk_tokens: int = 512,
+    chunk_tokens: int | None = None,
 ) -> TokenScores:
     """Log-probability of every completion token, equal to `log_softmax(model(...).logits / temperature)`.
 
@@ -72,7 +72,7 @@ def score(
         temperature: > 0. The logits are divided by it.
         with_entropy: also return entropies.
         entropy_gradient: let gradients through them, as an entropy in a loss needs.
-        chunk_tokens: positions whose logits exist at once.
+        chunk_tokens: positions whose logits exist at once; None is as many as `logps.BLOCK_BYTES` hold.
     """
     is_token = length_mask(rows.completion_len, rows.completion_ids.shape[1])  # (B, T)
     flat_logps, flat_entropy = token_logps(
