@@ -43,7 +43,7 @@ def every_row_truncated(settings: Settings) -> str | None:
 
 def supervised_only(settings: Settings) -> str | None:
     """Rule 27."""
-    prompts = str(settings["data._target_"]).endswith((".PromptDataModule", ".QuestionDataModule"))
+    prompts = not str(settings["data._target_"]).endswith(".SFTDataModule")
     if _is_sft(settings) == prompts:
         needs = "rows with completions: data=chat_sft" if prompts else "prompts: data=arithmetic, for example"
         return f"algo (found {settings['algo._target_']}) needs {needs} (found {settings['data._target_']})."

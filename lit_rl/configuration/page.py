@@ -22,7 +22,10 @@ from lit_rl.configuration.tree import NODE_KEYS, at, joined, link
 from lit_rl.configuration.validate import block_class
 
 GROUPS = (
-    ("data", ("arithmetic", "gsm8k", "sciknoweval", "parquet", "question", "chat_sft")),
+    (
+        "data",
+        ("arithmetic", "gsm8k", "math", "sciknoweval", "parquet", "reasoning_gym", "question", "chat_sft"),
+    ),
     ("model", ("tiny", "smollm2_135m", "hf")),
     ("reward", ("by_source", "soft_overlong", "random")),
     (

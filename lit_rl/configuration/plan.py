@@ -135,6 +135,8 @@ def _critic(settings: Settings) -> str:
 
 def _files(settings: Settings) -> str:
     files = settings["data.train_files"]
+    if files is None:
+        return "no file"
     text = files if isinstance(files, str) else ", ".join(str(file) for file in files)
     return text if len(text) <= 80 else text[:77] + "..."
 

@@ -325,8 +325,18 @@ def local_files(paths: list[str], key: str, cache_dir: str) -> list[tuple[str, s
         files += [(match, match) for match in matches]
     for file, _ in files:
         if not Path(file).is_file():
-            raise DataError(f"{key} must be existing parquet files (found {file!r}, which is not a file).")
+            raise DataError(
+                f"{key} must be existing parquet files (found {file!r}, which is not a file){_hint(file)}."
+            )
     return files
+
+
+def _hint(file: str) -> str:
+    """How to make a file that the configuration expects of itself."""
+    prepared = Path(CACHE_DIR).expanduser()
+    if not Path(file).is_relative_to(prepared):
+        return ""
+    return f"; python -m lit_rl.data.prepare {Path(file).relative_to(prepared).parts[0]} makes it"
 
 
 def _embedded_split(path: str, key: str) -> str:

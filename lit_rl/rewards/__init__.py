@@ -14,6 +14,7 @@
 | `math.py` | the last expression, as mathematics |
 | `json_answer.py` | the last JSON value, field by field |
 | `pattern.py`, `length.py`, `soft_overlong.py` | the form, the number of tokens |
+| `reasoning_gym.py` | the verifier of a procedural task |
 | `custom.py` | your own Python function, in verl's or TRL's signature |
 | `random.py` | a coin: the control run that must not improve |
 """

@@ -6,6 +6,7 @@ from lit_rl.rewards.exact_match import ExactMatch
 from lit_rl.rewards.gsm8k import GSM8K
 from lit_rl.rewards.math import Math
 from lit_rl.rewards.multiple_choice import MultipleChoice
+from lit_rl.rewards.reasoning_gym import ReasoningGym
 from lit_rl.rewards.reward import Reward, RewardResult, Sample
 
 MATH_SOURCES = (
@@ -27,6 +28,7 @@ class BySource(Reward):
     | `sciknoweval` | MultipleChoice |
     | `lit_rl/arithmetic` | Arithmetic |
     | `lit_rl/question` | ExactMatch |
+    | `reasoning_gym/<task>` | ReasoningGym |
     | `lighteval/MATH` and the others of MATH_SOURCES | Math |
 
     Args:
@@ -39,6 +41,7 @@ class BySource(Reward):
             "sciknoweval": MultipleChoice(),
             "lit_rl/arithmetic": Arithmetic(),
             "lit_rl/question": ExactMatch(),
+            "reasoning_gym/": ReasoningGym(),
             **dict.fromkeys(MATH_SOURCES, Math()),
             **(sources or {}),
         }

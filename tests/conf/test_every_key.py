@@ -2,6 +2,7 @@
 
 import shutil
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,8 @@ ALGORITHMS = {
     "sapo": ("algo=grpo", "policy_loss=sapo", *RUN),
     "ppo": ("algo=ppo", *PPO),
 }
+if find_spec("reasoning_gym") is not None:
+    ALGORITHMS["gym"] = ("algo=grpo", "data=reasoning_gym", "data.task=chain_sum", *RUN)
 PARTS = (
     "algo",
     "model",
