@@ -62,6 +62,7 @@ def test_the_commands_of_the_page_compose() -> None:
     readers = (
         "parquet",
         "my_package",
+        "Qwen/",
         "FOLDER_OR_HUB_ID",
         "rollout=vllm",
     )  # files and packages of the reader
