@@ -269,7 +269,7 @@ class RowDataModule(L.LightningDataModule):
         total = sum(len(block.rows) for block in blocks)
         dropped: dict[int, str] = {}
         if judge := self._judge():
-            rows = self._open(split, self._columns()[0], only_required=True)
+            rows = self._open(split, self._columns()[0], only_required=not judge.skip_bad)
             dropped = dropped_rows(rows, judge, workers=self._scan_workers)
         reasons = "; ".join(f"{count} with {reason}" for reason, count in Counter(dropped.values()).items())
         if len(dropped) == total:

@@ -136,8 +136,8 @@ class Chat:
         if not isinstance(prompt, str):
             check_messages(prompt, where)
             return self._turns(prompt, where, add_generation_prompt=True)
-        if not prompt:
-            raise DataError(f"{where} must be text or messages (found an empty string).")
+        if not prompt.strip():
+            raise DataError(f"{where} must be text or messages (found {prompt!r}, which is empty).")
         return self.ids(prompt)
 
     def cut(self, ids: list[int], prompt: str | Messages, where: str) -> list[int]:
@@ -315,6 +315,8 @@ def check_messages(messages: Any, where: str) -> None:
                 raise DataError(
                     f"{where}, message {i} must have a text {name!r} (found {_shown(message.get(name))})."
                 )
+    if not any(message["content"].strip() for message in messages):
+        raise DataError(f"{where} must hold a message that says something (found {_shown(messages)}).")
 
 
 def _cut(ids: list[int], limit: int, header: int, side: str) -> list[int]:

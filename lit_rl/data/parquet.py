@@ -179,7 +179,14 @@ class ParquetRows(Rows):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         group = self._group(index)
-        return self._table(group).slice(index - self._starts[group], 1).to_pylist()[0]
+        row = self._table(group).slice(index - self._starts[group], 1)
+        try:
+            return row.to_pylist()[0]
+        except UnicodeDecodeError as error:
+            column = next(name for name in row.column_names if not _is_readable(row[name]))
+            raise DataError(
+                f"{self.where(index)}, column {column!r} is not UTF-8 ({error.reason}); write it again."
+            ) from error
 
     def where(self, index: int) -> str:
         file, _, first = self._groups[self._group(index)]
@@ -257,6 +264,14 @@ class MemoryRows(Rows):
     def fingerprint(self) -> str:
         ends = {0, len(self) // 2, len(self) - 1}
         return _short_hash([repr(sorted(self[index].items())).encode() for index in sorted(ends)])
+
+
+def _is_readable(values: pa.ChunkedArray) -> bool:
+    try:
+        values.to_pylist()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _footer(file: str) -> bytes:

@@ -25,8 +25,9 @@ def opened(file: str) -> pq.ParquetFile:
 
 def bytes_per_row(parquet: pq.ParquetFile) -> float:
     """Size in memory of a row, by the first ones: a dictionary in the file may hide it."""
-    for batch in parquet.iter_batches(batch_size=SAMPLE, use_threads=False):
-        return float(batch.nbytes / batch.num_rows) if batch.num_rows else 0.0
+    groups = [0] if parquet.metadata.num_row_groups else []
+    for batch in parquet.iter_batches(batch_size=SAMPLE, row_groups=groups, use_threads=False):
+        return float(batch.nbytes / max(1, batch.num_rows))
     return 0.0
 
 

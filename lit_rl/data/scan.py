@@ -1,16 +1,23 @@
 """One pass over all rows before the first step, to find those that are left out."""
 
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from typing import Any
+from typing import Any, Protocol
 
 from lit_rl.data.parquet import Rows
+from lit_rl.errors import DataError
 
-Judge = Callable[[dict[str, Any], str], str | None]
-"""(row, where) -> why the row is left out, or None; raises a DataError for a row that must not be."""
 
-BAD_ROW = "nothing that can be rendered (data.on_bad_row=skip)"
+class Judge(Protocol):
+    """Decides about a row: why it is left out, or None; raises a DataError for one that must not be bad."""
+
+    @property
+    def skip_bad(self) -> bool: ...
+
+    def __call__(self, row: dict[str, Any], where: str) -> str | None: ...
+
+
+BAD_ROW = "nothing that can be read and rendered (data.on_bad_row=skip)"
 
 
 def dropped_rows(rows: Rows, judge: Judge, *, workers: int = 1) -> dict[int, str]:
@@ -37,5 +44,15 @@ def dropped_rows(rows: Rows, judge: Judge, *, workers: int = 1) -> dict[int, str
 
 
 def _judged(rows: Rows, judge: Judge, start: int, stop: int) -> dict[int, str]:
-    reasons = {i: judge(rows[i], rows.where(i)) for i in range(start, stop)}
+    reasons = {i: _reason(rows, judge, i) for i in range(start, stop)}
     return {i: reason for i, reason in reasons.items() if reason is not None}
+
+
+def _reason(rows: Rows, judge: Judge, index: int) -> str | None:
+    try:
+        row = rows[index]
+    except DataError:
+        if judge.skip_bad:
+            return BAD_ROW
+        raise
+    return judge(row, rows.where(index))

@@ -262,7 +262,7 @@ def test_bad_rows_are_skipped_and_counted_on_request(
     rows[2]["prompt"], rows[4]["prompt"] = None, [{"role": "user"}]
     datamodule = module(rows, on_bad_row="skip", train_batch_size=4, total_epochs=1)
     assert sorted(chain(*rows_of(datamodule.train_dataloader()))) == [0, 1, 3, 5]
-    assert "2 of 6 rows left out: 2 with nothing that can be rendered" in caplog.text
+    assert "2 of 6 rows left out: 2 with nothing that can be read and rendered" in caplog.text
 
 
 def test_skipping_bad_rows_does_not_hide_overlong_ones(prompt_rows: MakeRows) -> None:
