@@ -7,6 +7,7 @@ from lit_rl.algorithms.base import RLModule
 from lit_rl.batch import RolloutBatch
 from lit_rl.distributed import all_max_, all_sum_
 from lit_rl.errors import ConfigError
+from lit_rl.functional.kl import k3
 
 ROWS = 4
 
@@ -46,8 +47,10 @@ class EngineCheck:
         rows = rollout.select(list(range(min(ROWS, len(rollout)))))
         assert rows.rollout_logps is not None
         mask = rows.token_mask
-        gap = (pl_module.logps(pl_module.policy, rows) - rows.rollout_logps).abs() * mask  # (B, T)
+        logps = pl_module.logps(pl_module.policy, rows)
+        gap = (logps - rows.rollout_logps).abs() * mask  # (B, T)
         pl_module.sums.add("rollout/logp_gap_mean", gap.sum(), mask.sum())
+        pl_module.sums.add("rollout/logp_gap_kl", (k3(rows.rollout_logps, logps) * mask).sum(), mask.sum())
         pl_module.sums.add_max("rollout/logp_gap_max", gap.max() if gap.numel() else 0.0)
         total, count = all_sum_(torch.stack([gap.sum(), mask.sum().to(gap.dtype)])).tolist()
         mean, largest = total / max(count, 1), float(all_max_(gap.max().reshape(1)))

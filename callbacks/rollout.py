@@ -17,6 +17,7 @@ from lit_rl.models.roles import named_base_tensors
 from lit_rl.rollout.engine import RolloutEngine
 from lit_rl.rollout.hf import HFEngine
 from lit_rl.rollout.sampling import Sampling
+from lit_rl.rollout.scoring import Scores
 from lit_rl.seeding import derived_seed
 
 
@@ -35,6 +36,7 @@ class ValSampling:
         ignore_eos: as in `algo.sampling`.
         stop_token_ids: as in `algo.sampling`.
         stop: as in `algo.sampling`.
+        guided_decoding_regex: as in `algo.sampling`.
         generation_kwargs: as in `algo.sampling`.
 
     Raises:
@@ -53,6 +55,7 @@ class ValSampling:
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
     stop: list[str] | None = None
+    guided_decoding_regex: str | None = None
     generation_kwargs: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -118,7 +121,9 @@ class RolloutGeneration(L.Callback):
             rollout = self.generate(
                 pl_module, batch, pl_module.sampling, pl_module.num_generations, purpose="train"
             )
-        pl_module.set_rollout(rollout, more=partial(self.generate, pl_module))
+        pl_module.set_rollout(
+            rollout, more=partial(self.generate, pl_module), score=partial(self.score, pl_module)
+        )
         micro_steps = pl_module.batch.micro_steps(len(rollout), world_size())
         emit(
             pl_module,
@@ -161,10 +166,7 @@ class RolloutGeneration(L.Callback):
             num_generations: G.
             purpose: keeps the noise of training and validation apart.
         """
-        self.bind(pl_module)
-        self.engine.wake()
-        if self.engine.policy_version != pl_module.policy_version:
-            self.engine.sync_weights(named_base_tensors(pl_module.policy), pl_module.policy_version)
+        self.make_current(pl_module)
         rollout = self.engine.generate(
             prompts.to(pl_module.device),
             num_generations=num_generations,
@@ -179,11 +181,36 @@ class RolloutGeneration(L.Callback):
             return rollout
         return replace(rollout, rollout_logps=None)
 
+    def score(self, pl_module: RLModule, rows: RolloutBatch, topk: int) -> Scores:
+        """What the engine says of given completions with the current weights, at temperature 1.
+
+        Args:
+            pl_module: holds the policy.
+            rows: B rows with completions.
+            topk: K, most likely tokens beside the completions' own.
+        """
+        self.make_current(pl_module)
+        scores = self.engine.score(rows, topk=topk)
+        self.engine.sleep()
+        return scores
+
+    def make_current(self, pl_module: RLModule) -> None:
+        """Wake the engine and give it the policy's weights, unless it has them. Collective."""
+        self.bind(pl_module)
+        self.engine.wake()
+        if self.engine.policy_version != pl_module.policy_version:
+            self.engine.sync_weights(named_base_tensors(pl_module.policy), pl_module.policy_version)
+
     def on_rollout_scored(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *, rollout: RolloutBatch
     ) -> None:
         assert isinstance(pl_module, RLModule)
-        if not trainer.training or rollout.rollout_logps is None or not self.check.is_due(pl_module.step):
+        if not trainer.training:
+            return
+        if rollout.policy_version is not None and rollout.completion_len is not None:
+            stale = rollout.completion_len[rollout.policy_version != pl_module.policy_version].sum()
+            pl_module.sums.add("rollout/stale_tokens", stale, 1.0 / world_size())
+        if rollout.rollout_logps is None or not self.check.is_due(pl_module.step):
             return
         self.check(pl_module, rollout)
         if not self.calculate_log_probs:
@@ -202,14 +229,26 @@ class RolloutGeneration(L.Callback):
             tokenizer=chat.tokenizer,
             max_tokens=self._max_tokens(pl_module),
         )
+        self.engine.policy_version = -1  # whatever it held before
         self._is_bound = True
 
     def _max_tokens(self, pl_module: RLModule) -> int | None:
-        """Tokens of the longest prompt and the longest completion of training and validation."""
+        """Tokens of the longest prompt and the longest completion of training and validation.
+
+        Where it reads the teacher's prompts as well, of those, as far as the model has positions, and one
+        token that scoring writes.
+        """
         if pl_module.chat.max_prompt_length is None:
             return None
-        sampled = (pl_module.sampling, self.val_kwargs.over(pl_module.sampling).effective())
-        return pl_module.chat.max_prompt_length + max(s.max_completion_length for s in sampled)
+        own = pl_module.sampling.max_completion_length
+        validated = self.val_kwargs.over(pl_module.sampling).effective().max_completion_length
+        written = pl_module.chat.max_prompt_length + max(own, validated)
+        other = pl_module.longest_other_prompt
+        if not other:
+            return written
+        config: Any = pl_module.policy.config.get_text_config(decoder=True)  # type: ignore[operator, union-attr]
+        room = getattr(config, "max_position_embeddings", None)
+        return max(written, min(other + own + 1, room or other + own + 1))
 
     @staticmethod
     def _announce(pl_module: RLModule, prompts: RolloutBatch) -> None:
@@ -226,9 +265,8 @@ class RolloutGeneration(L.Callback):
         )
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if stage == "fit":
-            self.engine.close()
-            self._is_bound = False
+        self.engine.close()
+        self._is_bound = False
 
     @staticmethod
     def _progress(trainer: L.Trainer) -> Any:

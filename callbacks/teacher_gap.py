@@ -47,6 +47,10 @@ class TeacherGap(RLCallback):
                 raise ConfigError(f"callbacks.teacher_gap.{name} must be >= 1 (found {value!r}).")
         self.every_n_steps, self.num_prompts = every_n_steps, num_prompts
 
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        module: Any = pl_module
+        module.longest_other_prompt = max(module.longest_other_prompt, module.reprompt.max_reprompt_len)
+
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:

@@ -72,6 +72,11 @@ class TestTimeSearch(RLCallback):
         self._made = 0
         self._start: tuple[dict[str, Tensor], dict[str, Any]] | None = None
 
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        module: Any = pl_module
+        if MULTI_TURN in self.baselines:
+            module.longest_other_prompt = max(module.longest_other_prompt, self.max_dialogue_len)
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.attempts, self.found, self.pass_count, self._made = {SDPO: None}, None, (0, 0), 0
         if self._start is None:

@@ -48,6 +48,8 @@ class RolloutBatch:
         teacher_prompt_ids: (B, S') long, left-padded. The teacher's prompt.
         teacher_prompt_len: (B,) long.
         teacher_logps: (B, T) float. Under the teacher, with its own prompt.
+        teacher_top_ids: (B, T, K) long. The teacher's most likely tokens, where an engine scored for it.
+        teacher_top_logps: (B, T, K) float. Of those, over the whole vocabulary.
         self_distillation_mask: (B,) bool. Rows that have a teacher context and are distilled.
         distillation_weights: (B,) float. Factor of the row's distillation loss; None weighs all alike.
     """
@@ -79,6 +81,8 @@ class RolloutBatch:
     teacher_prompt_ids: Tensor | None = None
     teacher_prompt_len: Tensor | None = None
     teacher_logps: Tensor | None = None
+    teacher_top_ids: Tensor | None = None
+    teacher_top_logps: Tensor | None = None
     self_distillation_mask: Tensor | None = None
     distillation_weights: Tensor | None = None
 

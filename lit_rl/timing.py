@@ -1,13 +1,16 @@
-"""Wall-clock time by phase."""
+"""Wall-clock time and memory by phase."""
 
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psutil
+import torch
+
 
 class Clock:
-    """Seconds spent in each named phase, in this step and in the whole run.
+    """Seconds spent in each named phase, in this step and in the whole run, and memory at its end.
 
     The phases of a step are generate, score, teacher, update, validate, save. A phase inside another one is
     taken out of the outer one, so that the parts add up.
@@ -16,6 +19,7 @@ class Clock:
     def __init__(self) -> None:
         self.total: dict[str, float] = defaultdict(float)
         self.step: dict[str, float] = defaultdict(float)
+        self.memory: dict[str, float] = {}
         self._inner: list[float] = []
 
     @contextmanager
@@ -29,6 +33,7 @@ class Clock:
             own = elapsed - self._inner.pop()
             self.total[phase] += own
             self.step[phase] += own
+            self.memory[phase] = used_gb()
             if self._inner:
                 self._inner[-1] += elapsed
 
@@ -36,3 +41,12 @@ class Clock:
         """Seconds by phase since the last lap."""
         lap, self.step = dict(self.step), defaultdict(float)
         return lap
+
+
+def used_gb() -> float:
+    """Memory in 1e9 bytes: with CUDA the most allocated on the device since the last call, else resident."""
+    if torch.cuda.is_available():
+        peak = torch.cuda.max_memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        return peak / 1e9
+    return psutil.Process().memory_info().rss / 1e9

@@ -196,7 +196,7 @@ def differences(ours: Path, theirs: Path) -> list[str]:
 
 def logged(folder: Path) -> list[tuple]:
     """Logged numbers by step, times left out."""
-    timed = ("time/", "checkpoint/", "rollout/tokens_per_second")
+    timed = ("time/", "memory/", "checkpoint/", "rollout/tokens_per_second")
     with (folder / "csv/metrics.csv").open(newline="") as file:
         rows = [
             {name: float(value) for name, value in row.items() if value and not name.startswith(timed)}

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lit_rl.algorithms import arguments
+from lit_rl.algorithms import arguments, reporting
 from lit_rl.algorithms.iteration import rl_iteration
-from lit_rl.algorithms.reporting import add_reward_metrics, add_rollout_metrics
 from lit_rl.algorithms.rewarding import fill_rewards_, take_out_
 from lit_rl.algorithms.samples import samples_of
 from lit_rl.algorithms.state import Stateful, add_state, take_state
@@ -35,6 +34,7 @@ from lit_rl.models.scorer import Scorer
 from lit_rl.objectives.batch_plan import BatchPlan
 from lit_rl.rewards.base import Sample
 from lit_rl.rollout.sampling import Sampling
+from lit_rl.rollout.scoring import EngineScore
 from lit_rl.seeding import derived_generator
 from lit_rl.timing import Clock
 
@@ -113,6 +113,8 @@ class RLModule(L.LightningModule):
         self.validation = ValidationScores()
         self._rollout: RolloutBatch | None = None
         self.more: Generate | None = None
+        self.engine_score: EngineScore | None = None
+        self.longest_other_prompt = 0  # tokens, of prompts beside those of the data that the engine reads
         self._is_built = False
 
     # ---------------------------------------------------------------------------------------------- the step
@@ -165,9 +167,11 @@ class RLModule(L.LightningModule):
 
     # ------------------------------------------------------------------------------------- parts of the step
 
-    def set_rollout(self, rollout: RolloutBatch, more: Generate | None = None) -> None:
-        """Hand over this step's completions, and a way to more of them; `RolloutGeneration` does."""
-        self._rollout, self.more = rollout, more
+    def set_rollout(
+        self, rollout: RolloutBatch, more: Generate | None = None, score: EngineScore | None = None
+    ) -> None:
+        """Hand over this step's completions, and ways to more and to scores; `RolloutGeneration` does."""
+        self._rollout, self.more, self.engine_score = rollout, more, score
 
     def take_rollout(self, batch: RolloutBatch) -> RolloutBatch:
         """This step's completions: handed over, or in the batch itself.
@@ -278,13 +282,11 @@ class RLModule(L.LightningModule):
 
     def report(self, rollout: RolloutBatch) -> None:
         """Bring the step's metrics together, step the schedule, tell the callbacks. Collective."""
-        add_rollout_metrics(self.sums, rollout)
-        add_reward_metrics(self.sums, rollout)
-        lap = self.clock.lap()
-        for phase in ("generate", "score", "teacher", "update"):
-            self.sums.add_max(f"time/{phase}", lap.get(phase, 0.0))
+        reporting.add_rollout_metrics(self.sums, rollout)
+        reporting.add_reward_metrics(self.sums, rollout)
+        reporting.add_phase_metrics(self.sums, self.clock)
         self.metrics = self.sums.reduce()
-        seconds = sum(self.metrics[f"time/{phase}"] for phase in ("generate", "score", "teacher", "update"))
+        seconds = sum(self.metrics[f"time/{phase}"] for phase in reporting.PHASES)
         self.metrics["rollout/tokens_per_second"] = self.metrics["rollout/tokens"] / max(seconds, 1e-9)
         for network in self.networks():
             self.metrics[f"{network.prefix}lr"] = network.optimizer.param_groups[0]["lr"]

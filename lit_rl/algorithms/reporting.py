@@ -32,8 +32,19 @@ from lit_rl.functional.kl import k3
 from lit_rl.functional.masking import masked_sum
 from lit_rl.metrics import MetricSums
 from lit_rl.rewards.base import RIGHT
+from lit_rl.timing import Clock
 
 FLAT = 1e-8
+PHASES = ("generate", "score", "teacher", "update")
+
+
+def add_phase_metrics(sums: MetricSums, clock: Clock) -> None:
+    """Seconds and memory of the step by phase; a new lap begins."""
+    lap = clock.lap()
+    for phase in PHASES:
+        sums.add_max(f"time/{phase}", lap.get(phase, 0.0))
+        if phase in lap:
+            sums.add_max(f"memory/{phase}", clock.memory[phase])
 
 
 def add_rollout_metrics(sums: MetricSums, rollout: RolloutBatch) -> None:

@@ -16,7 +16,13 @@ from torch import Tensor
 
 from lit_rl.algorithms.grpo import GRPO
 from lit_rl.algorithms.state import Stateful
-from lit_rl.algorithms.student_scores import StudentScores, at_tokens, logit_scores, teacher_rows
+from lit_rl.algorithms.student_scores import (
+    StudentScores,
+    at_tokens,
+    logit_scores,
+    teacher_rows,
+    top_entries,
+)
 from lit_rl.algorithms.teacher_context import (
     TeacherContexts,
     add_context_metrics,
@@ -24,7 +30,9 @@ from lit_rl.algorithms.teacher_context import (
     teacher_contexts,
     teacher_inputs,
 )
+from lit_rl.algorithms.teacher_server import as_the_teacher_reads, check_teacher_server, put_scores_
 from lit_rl.batch import RolloutBatch
+from lit_rl.errors import ConfigError
 from lit_rl.functional.distillation import Source, sampled_token_loss, source_logps
 from lit_rl.functional.masking import Totals
 from lit_rl.hooks import emit
@@ -70,6 +78,9 @@ class SDPO(GRPO):
         kind = gates.get(self.distillation.gate)
         self.gate: TeacherGate | None = kind() if kind is not None else None
         super().__init__(**base)
+        if self.teacher_settings.use_teacher_server:
+            check_teacher_server(self.distillation, self.sampling)
+            self.longest_other_prompt = self.reprompt.max_reprompt_len
 
     @property
     def has_policy_term(self) -> bool:
@@ -97,7 +108,7 @@ class SDPO(GRPO):
 
     def build_roles(self) -> None:
         super().build_roles()
-        if self.has_distillation_term:
+        if self.has_distillation_term and not self.teacher_settings.use_teacher_server:
             self.teacher = self.teacher_settings.scorer(self.policy)
 
     # ------------------------------------------------------------------------------------------ once per step
@@ -109,7 +120,9 @@ class SDPO(GRPO):
         with self.clock("teacher"):
             self.build_teacher_context(rollout)
             self.route(rollout)
-            if self.distillation.is_sampled and self.teacher_settings.is_fixed_in_step:
+            if self.teacher_settings.use_teacher_server:
+                self.ask_teacher_server(rollout)
+            elif self.distillation.is_sampled and self.teacher_settings.is_fixed_in_step:
                 rollout.teacher_logps = self.teacher_logps(rollout)
         ids, mask = teacher_inputs(rollout)
         emit(
@@ -202,6 +215,28 @@ class SDPO(GRPO):
             out[index[piece]] = at_tokens(rows.token_mask, flat).to(out.dtype)
         return out
 
+    def ask_teacher_server(self, rollout: RolloutBatch) -> None:
+        """Fill in what the rollout engine, which holds the policy, says under the teacher's prompts.
+
+        Raises:
+            ConfigError: no engine is at hand.
+        """
+        assert rollout.completion_ids is not None and rollout.self_distillation_mask is not None
+        if self.engine_score is None:
+            raise ConfigError(
+                "algo.teacher.use_teacher_server needs completions of this step's engine (found rows that "
+                "brought their own): add the callback RolloutGeneration (callbacks.rollout=${rollout})."
+            )
+        index = rollout.self_distillation_mask.nonzero().flatten()
+        topk = self.distillation.distillation_topk or 0
+        shape = rollout.completion_ids.shape
+        rollout.teacher_logps = torch.zeros(shape, device=self.device)
+        if topk:
+            rollout.teacher_top_ids = torch.zeros((*shape, topk), dtype=torch.long, device=self.device)
+            rollout.teacher_top_logps = torch.zeros((*shape, topk), device=self.device)
+        if len(index):
+            put_scores_(rollout, index, self.engine_score(as_the_teacher_reads(rollout.select(index)), topk))
+
     def teacher_sources(self, rows: RolloutBatch) -> list[Source]:
         """What the teacher's logits at the completions of these rows are made of, without gradient."""
         assert self.teacher is not None
@@ -263,7 +298,11 @@ class SDPO(GRPO):
         """The student against the teacher, by the sampled token or by its logits."""
         assert rows.self_distillation_mask is not None
         if not self.distillation.is_sampled:
-            teacher = self.teacher_sources(rows.select(rows.self_distillation_mask.nonzero().flatten()))
+            teacher: Any = (
+                top_entries(rows)
+                if self.teacher_settings.use_teacher_server
+                else self.teacher_sources(rows.select(rows.self_distillation_mask.nonzero().flatten()))
+            )
             return logit_scores(
                 self.policy,
                 rows,

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from lit_rl.batch import RolloutBatch
 from lit_rl.functional.distillation import Source
 from lit_rl.functional.logps import token_logps
+from lit_rl.functional.teacher_support import TopEntries
 from lit_rl.models.score import Rows, completion_hidden, head_of, rows_of
 from lit_rl.objectives.distillation import Distillation
 
@@ -34,10 +35,18 @@ def teacher_rows(rows: RolloutBatch) -> Rows:
     return rows_of(rows)._replace(prompt_ids=rows.teacher_prompt_ids, prompt_len=rows.teacher_prompt_len)
 
 
+def top_entries(rows: RolloutBatch) -> TopEntries:
+    """What an engine reported of the teacher at the completion tokens of the rows that have one."""
+    assert rows.teacher_top_ids is not None and rows.teacher_top_logps is not None
+    assert rows.self_distillation_mask is not None
+    taught = rows.token_mask & rows.self_distillation_mask[:, None]  # (B, T)
+    return TopEntries(rows.teacher_top_ids[taught], rows.teacher_top_logps[taught])
+
+
 def logit_scores(
     policy: nn.Module,
     rows: RolloutBatch,
-    teacher: Sequence[Source],
+    teacher: Sequence[Source] | TopEntries,
     distillation: Distillation,
     temperature: float,
     *,

@@ -20,8 +20,6 @@ REFUSED = {
     "trainer=deepspeed": "DeepSpeed is not built yet; use trainer=ddp",
     "trainer=megatron": "Megatron is not supported; use trainer=ddp",
     "trainer=slurm": "a SLURM trainer is not built yet; start trainer=ddp with srun and give run_dir",
-    "rollout=vllm_server": "the client of a vLLM server is not built yet; use rollout=vllm or hf",
-    "rollout=sglang": "SGLang is not built yet; use rollout=hf",
 }
 # Names of other libraries that mean one of our keys.
 ELSEWHERE = {

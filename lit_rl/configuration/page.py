@@ -51,7 +51,7 @@ GROUPS = (
     ("policy_loss", ("clipped", "gpg", "cispo", "sapo", "geo_mean", "clip_cov", "kl_cov")),
     ("optim", ("adamw", "adam", "sgd", "adamw_torchao", "adamw_bnb")),
     ("schedule", ("default",)),
-    ("rollout", ("hf", "vllm", "vllm_server")),
+    ("rollout", ("hf", "vllm", "vllm_server", "sglang")),
     ("checkpoint", ("default",)),
     (
         "callbacks",

@@ -113,12 +113,14 @@ def _copies(settings: Settings) -> str:
         copies.append(f"reference ({shared})")
     if settings.get("algo.distillation.distillation_weight", 0.0) > 0:
         kind = settings["algo.teacher.teacher_model_kind"]
+        on_server = settings["algo.teacher.use_teacher_server"]
         words = {
             "ema": "an averaged copy in float32",
             "live": "the policy itself, no copy",
             "base": shared,
             "trust_region": f"{shared}, mixed with the policy itself",
         }
+        words["live"] = "the policy on the rollout server" if on_server else words["live"]
         copies.append(f"teacher ({words.get(kind, kind)})")
     if "algo.critic" in settings:
         copies.append(_critic(settings))

@@ -1,11 +1,30 @@
 """Rules of the rollout engine."""
 
+import ast
+from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 
 from lit_rl.configuration.settings import Settings
+from lit_rl.errors import ConfigError
+from lit_rl.rollout import processors, sglang, vllm_request
+from lit_rl.rollout.sampling import FOLDED, Sampling
 
 CUTS = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0, "guided_decoding_regex": None}
-"""Settings under which vLLM reports the probabilities of another distribution than the policy's, and off."""
+"""Settings that change the distribution, and off."""
+REPORTED_AFTER = {
+    "vllm": tuple(CUTS),
+    "vllm_server": tuple(CUTS),
+    "sglang": ("repetition_penalty", "guided_decoding_regex"),
+}
+"""Which of them an engine's log-probabilities come after."""
+EXTRAS = {
+    "hf": tuple(processors.OFF),
+    "vllm": vllm_request.EXTRAS,
+    "vllm_server": vllm_request.EXTRAS,
+    "sglang": sglang.EXTRAS,
+}
+"""What generation_kwargs may hold beside what has a key, by engine."""
 
 
 def engine_package(settings: Settings) -> str | None:
@@ -19,17 +38,114 @@ def engine_package(settings: Settings) -> str | None:
 
 
 def engine_log_probs(settings: Settings) -> str | None:
-    """vLLM has no log-probabilities of the policy where sampling changes the distribution."""
-    if settings.choices.get("rollout") != "vllm" or not settings.get("rollout.calculate_log_probs"):
+    """An engine has no log-probabilities of the policy where sampling changes the distribution first."""
+    engine = settings.choices.get("rollout", "hf")
+    if engine not in REPORTED_AFTER or not settings.get("rollout.calculate_log_probs"):
         return None
-    cut = [
-        f"algo.sampling.{name} (found {settings.shown(f'algo.sampling.{name}')})"
-        for name, off in CUTS.items()
-        if settings.get(f"algo.sampling.{name}", off) not in (off, -1 if name == "top_k" else off)
+    keys = [
+        f"algo.sampling.{name}"
+        for name in REPORTED_AFTER[engine]
+        if settings.get(f"algo.sampling.{name}", CUTS[name])
+        not in (CUTS[name], -1 if name == "top_k" else CUTS[name])
     ]
-    if not cut:
+    if settings.get("algo.sampling.generation_kwargs"):
+        keys.append("algo.sampling.generation_kwargs")
+    if not keys:
+        return None
+    cut = " and ".join(f"{key} (found {settings.shown(key)})" for key in keys)
+    return (
+        f"rollout.calculate_log_probs (found True) needs {cut} off with rollout={engine}, which reports "
+        "probabilities after them."
+    )
+
+
+def generation_kwargs(settings: Settings) -> str | None:
+    """Entries that the chosen engine cannot follow, or that are out of range."""
+    engine = settings.choices.get("rollout")
+    if engine not in EXTRAS:
+        return None
+    legal = (*EXTRAS[engine], *FOLDED)
+    for block in ("algo.sampling", "rollout.val_kwargs"):
+        entries = settings.get(f"{block}.generation_kwargs") or {}
+        try:
+            Sampling(generation_kwargs=entries).effective()
+        except ConfigError as error:
+            return str(error).replace("algo.sampling", block)
+        for name in entries:
+            if name not in legal:
+                return (
+                    f"{block}.generation_kwargs.{name} (found "
+                    f"{settings.shown(f'{block}.generation_kwargs.{name}')}) is not supported with "
+                    f"rollout={engine}; supported are {', '.join(legal)}."
+                )
+    return None
+
+
+def engine_kwargs(settings: Settings) -> str | None:
+    """Entries of engine_kwargs are arguments of vLLM that have no key of their own."""
+    key = "rollout.engine.engine_kwargs"
+    if settings.choices.get("rollout") != "vllm" or not settings.get(key):
+        return None
+    legal = vllm_arguments()
+    for name in settings[key]:
+        where = f"{key}.{name} (found {settings.shown(f'{key}.{name}')})"
+        if f"rollout.engine.{name}" in settings:
+            return f"{where} repeats rollout.engine.{name}; set that."
+        if legal and name not in legal:
+            return f"{where} is no argument of the installed vLLM's EngineArgs."
+    return None
+
+
+@cache
+def vllm_arguments() -> frozenset[str]:
+    """Fields of the installed vLLM's EngineArgs, read without importing it; none where it is not there."""
+    spec = find_spec("vllm")
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    for place in places:
+        source = (Path(place) / "engine" / "arg_utils.py").read_text()
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.ClassDef) and node.name == "EngineArgs":
+                fields = [item.target for item in node.body if isinstance(item, ast.AnnAssign)]
+                return frozenset(field.id for field in fields if isinstance(field, ast.Name))
+    return frozenset()
+
+
+def context_length(settings: Settings) -> str | None:
+    """Rule 26: the engine's context holds the longest prompt and completion."""
+    room, prompt = settings.get("rollout.engine.max_model_len"), settings.get("data.max_prompt_length")
+    if room is None or prompt is None:
+        return None
+    lengths = {
+        key: value
+        for key in ("algo.sampling.max_completion_length", "rollout.val_kwargs.max_completion_length")
+        if (value := settings.get(key)) is not None
+    }
+    key = max(lengths, key=lambda name: lengths[name])
+    if room >= prompt + lengths[key]:
         return None
     return (
-        f"rollout.calculate_log_probs (found True) needs {' and '.join(cut)} off with rollout=vllm, which "
-        "reports probabilities after them."
+        f"rollout.engine.max_model_len (found {room}) must be at least data.max_prompt_length + {key} (found "
+        f"{prompt} + {lengths[key]}): the engine holds both."
     )
+
+
+def adapters(settings: Settings) -> str | None:
+    """Adapters are sent by themselves where there are some."""
+    if settings.get("model.lora.lora_rank", 0) > 0:
+        return None
+    return settings.idle(["rollout.engine.lora_as_adapter"], "model.lora.lora_rank above 0 (found 0)")
+
+
+def tensor_parallel(settings: Settings) -> str | None:
+    """An engine in process has its shards in the processes of the run."""
+    size, devices = settings.get("rollout.engine.tensor_parallel_size", 1), settings["trainer.devices"]
+    nodes = settings.get("trainer.num_nodes", 1)
+    if settings.choices.get("rollout") != "vllm" or size == 1 or not isinstance(devices, int):
+        return None
+    if size > devices or (devices * nodes) % size:
+        return (
+            f"rollout.engine.tensor_parallel_size (found {size}) must divide trainer.devices (found "
+            f"{devices}): an engine in process has its parts in the processes of the run; or start a server "
+            "of that size and use rollout=vllm_server."
+        )
+    return None

@@ -95,10 +95,13 @@ def teacher_server(settings: Settings) -> str | None:
     engine = settings.choices.get("rollout")
     if engine != "vllm_server":
         return f"{key} needs rollout=vllm_server (found {engine!r}); without it the teacher is scored here."
-    return (
-        f"{key} is not built yet: rollout=vllm_server writes completions and does not score given ones; "
-        "leave it false, and the current policy is scored here as the teacher."
-    )
+    temperature = settings.get("algo.sampling.temperature", 1.0)
+    if temperature != 1.0:
+        return (
+            f"{key} needs algo.sampling.temperature 1.0 (found {temperature!r}): the server scores given "
+            "tokens at temperature 1."
+        )
+    return None
 
 
 def demonstrations(settings: Settings) -> str | None:

@@ -12,6 +12,7 @@ from lit_rl.errors import ConfigError
 from lit_rl.functional.distillation import Source, TokenGaps, importance_weight, token_gaps
 from lit_rl.functional.logps import Head
 from lit_rl.functional.masking import Totals, aggregate
+from lit_rl.functional.teacher_support import TopEntries, support_gaps
 
 DIVISORS = {
     "active_tokens": "token_mean",
@@ -111,22 +112,35 @@ class Distillation:
         self,
         student: Tensor,
         head: Head,
-        teacher: Sequence[Source],
+        teacher: Sequence[Source] | TopEntries,
         targets: Tensor,
         temperature: float,
         *,
         entropy_gradient: bool = False,
     ) -> TokenGaps:
-        """Divergence at each of N completion tokens, over the vocabulary or the student's top entries.
+        """Divergence at each of N completion tokens, over the vocabulary or some top entries of it.
 
         Args:
             student: (N, H) hidden states, with gradient.
             head: of the policy.
-            teacher: what the teacher's logits are made of.
+            teacher: what the teacher's logits are made of, to compare on the student's top entries; or the
+                teacher's own top entries, to compare on those.
             targets: (N,) long, the sampled tokens.
             temperature: divides both logits.
             entropy_gradient: let gradients through the entropy too.
         """
+        if isinstance(teacher, TopEntries):
+            return support_gaps(
+                student,
+                head,
+                teacher,
+                targets,
+                alpha=self.distillation_alpha,
+                add_tail=self.distillation_add_tail,
+                temperature=temperature,
+                chunk_tokens=self.chunk_tokens,
+                entropy_gradient=entropy_gradient,
+            )
         return token_gaps(
             student,
             head,

@@ -22,8 +22,9 @@ class Teacher:
         teacher_update_rate: ema: teacher = (1 - rate) * teacher + rate * policy, in float32.
         teacher_sync_steps: ema: steps between two updates.
         trust_region_mix: trust_region: logits = (1 - mix) * initial + mix * current.
-        use_teacher_server: take the teacher's log-probabilities from the rollout server; needs
-            rollout=vllm_server.
+        use_teacher_server: live: take the teacher's log-probabilities from the rollout server, once per step
+            and so before its first update, at temperature 1; with top-k, over the teacher's own top entries.
+            Needs rollout=vllm_server.
 
     Raises:
         ConfigError: a value is out of range, or the server is asked for another teacher than the policy it
@@ -80,4 +81,4 @@ class Teacher:
     @property
     def is_fixed_in_step(self) -> bool:
         """Whether its log-probabilities stay the same while a step updates the policy."""
-        return self.teacher_model_kind in ("ema", "base")
+        return self.teacher_model_kind in ("ema", "base") or self.use_teacher_server

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from lit_rl.batch import RolloutBatch
 from lit_rl.rollout.sampling import Sampling
+from lit_rl.rollout.scoring import Scores
 
 
 class RolloutEngine(ABC):
@@ -75,6 +76,15 @@ class RolloutEngine(ABC):
         Returns:
             P * G rows with completion_ids, completion_len, completion_mask, finish_reason, policy_version and
             rollout_logps (at the sampling temperature over the whole vocabulary) filled.
+        """
+
+    @abstractmethod
+    def score(self, rows: RolloutBatch, *, topk: int = 0) -> Scores:
+        """Log-probabilities of given completions with the weights of the last sync, at temperature 1.
+
+        Args:
+            rows: B rows with completions; the prompts need not be those they were written for.
+            topk: K, how many of the most likely tokens are reported beside the completion's own.
         """
 
     def sleep(self) -> None:  # noqa: B027

@@ -18,7 +18,8 @@ from lit_rl.rollout.next_token import NextToken, decoding
 from lit_rl.rollout.noise import uniforms
 from lit_rl.rollout.processors import draw_of
 from lit_rl.rollout.sampling import Sampling
-from lit_rl.rollout.weights import has_adapters, merged_copy, refresh_
+from lit_rl.rollout.scoring import Scores, model_scores
+from lit_rl.rollout.weights import base_of, merged_copy, refresh_
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
@@ -72,7 +73,7 @@ class HFEngine(RolloutEngine):
         if self._is_copy:
             self._model = merged_copy(policy, wanted)
         else:
-            self._model = policy.get_base_model() if has_adapters(policy) else policy  # type: ignore[operator]
+            self._model = base_of(policy)
         self._next_token = NextToken(self._model, self.cache_implementation)
         self._end_token_ids = list(end_token_ids)
         self._pad_token_id = pad_token_id
@@ -122,6 +123,16 @@ class HFEngine(RolloutEngine):
                 parts.append(self._written(prompts, part, num_generations, sampling, noise, report))
                 report(len(part))
         return self._filled(rows, parts)
+
+    def score(self, rows: RolloutBatch, *, topk: int = 0) -> Scores:
+        """See `RolloutEngine.score`."""
+        parts = []
+        with decoding(self._model):
+            for start in range(0, len(rows), self.max_num_seqs):
+                parts.append(
+                    model_scores(self._model, rows.select(slice(start, start + self.max_num_seqs)), topk)
+                )
+        return Scores(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
     def _check(self, sampling: Sampling, prompts: RolloutBatch) -> None:
         if sampling.guided_decoding_regex is not None:

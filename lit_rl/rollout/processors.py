@@ -30,7 +30,7 @@ from lit_rl.errors import ConfigError
 from lit_rl.rollout.noise import inverse_cdf
 from lit_rl.rollout.sampling import Sampling
 
-_OFF: dict[str, tuple[Any, ...]] = {
+OFF: dict[str, tuple[Any, ...]] = {
     "no_repeat_ngram_size": (None, 0),
     "bad_words_ids": (None, []),
     "min_new_tokens": (None, 0),
@@ -168,11 +168,11 @@ def draw_of(sampling: Sampling, *, prompt_width: int, end_ids: list[int], device
 
 def _extras(sampling: Sampling) -> dict[str, Any]:
     """generation_kwargs without what is off."""
-    unknown = [key for key in sampling.generation_kwargs if key not in _OFF]
+    unknown = [key for key in sampling.generation_kwargs if key not in OFF]
     if unknown:
         raise ConfigError(
             f"{sampling.key}.generation_kwargs.{unknown[0]} is not supported with rollout=hf "
             f"(found {sampling.generation_kwargs[unknown[0]]!r}); supported are temperature, top_p, top_k, "
-            f"min_p, repetition_penalty, max_new_tokens, {', '.join(_OFF)}."
+            f"min_p, repetition_penalty, max_new_tokens, {', '.join(OFF)}."
         )
-    return {key: value for key, value in sampling.generation_kwargs.items() if value not in _OFF[key]}
+    return {key: value for key, value in sampling.generation_kwargs.items() if value not in OFF[key]}

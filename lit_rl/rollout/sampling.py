@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Self
 
 from lit_rl.errors import ConfigError
 
-_FOLDED = {
+FOLDED = {
     "temperature": "temperature",
     "top_p": "top_p",
     "top_k": "top_k",
@@ -87,8 +87,8 @@ class Sampling:
         Raises:
             ConfigError: an entry of generation_kwargs is out of range.
         """
-        moved = {_FOLDED[k]: v for k, v in self.generation_kwargs.items() if k in _FOLDED}
-        rest = {k: v for k, v in self.generation_kwargs.items() if k not in _FOLDED}
+        moved = {FOLDED[k]: v for k, v in self.generation_kwargs.items() if k in FOLDED}
+        rest = {k: v for k, v in self.generation_kwargs.items() if k not in FOLDED}
         moved = {name: _neutral(name) if value is None else value for name, value in moved.items()}
         try:
             return replace(self, **moved, generation_kwargs=rest)

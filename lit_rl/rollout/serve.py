@@ -20,7 +20,8 @@ def command(model: str, port: int, dtype: str, rest: list[str]) -> list[str]:
     return [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", model, "--host", "127.0.0.1", "--port", str(port), "--dtype", dtype),
-        *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--enable-scale-out"),
+        *("--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1", "--generation-config", "vllm"),
+        "--enable-scale-out",
         *("--worker-extension-cls", "lit_rl.rollout.vllm_worker.WeightUpdate", "--enforce-eager"),
         *rest,
     ]

@@ -5,6 +5,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,16 +13,35 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from lit_rl.batch import RolloutBatch
-from lit_rl.distributed import world_size
+from lit_rl.distributed import gather_objects, rank, world_size
 from lit_rl.errors import ConfigError
 from lit_rl.rollout.completions import Completion, filled
 from lit_rl.rollout.engine import RolloutEngine
 from lit_rl.rollout.sampling import Sampling
-from lit_rl.rollout.vllm_request import is_policy_distribution, request_seed, request_settings
+from lit_rl.rollout.scoring import Scores, reported, scores_of, sequences_of
+from lit_rl.rollout.vllm_adapter import AdapterFolder
+from lit_rl.rollout.vllm_request import (
+    is_policy_distribution,
+    request_seed,
+    request_settings,
+    scoring_settings,
+)
+from lit_rl.rollout.weights import base_of
 
 _KEY = "rollout.engine"
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
-_OWNED = ("model", "tokenizer", "seed", "logprobs_mode", "worker_extension_cls", "generation_config", "dtype")
+_OWNED = (
+    "model",
+    "tokenizer",
+    "skip_tokenizer_init",
+    "seed",
+    "logprobs_mode",
+    "max_logprobs",
+    "worker_extension_cls",
+    "generation_config",
+    "disable_log_stats",
+    "distributed_executor_backend",
+)
 
 
 class VLLMColocate(RolloutEngine):
@@ -40,9 +60,13 @@ class VLLMColocate(RolloutEngine):
         enforce_eager: no CUDA graphs and no compilation: starts faster, decodes slower.
         enable_prefix_caching: read a prompt once for its group.
         free_cache_engine: give weights and cache back while the trainer updates; CUDA only.
+        tensor_parallel_size: devices that share an engine; that many processes of the run, one after the
+            other, write their completions together.
         model_impl: "vllm", or "transformers" for architectures that vLLM does not have.
         load_format: weights before the first sync: "dummy" are random, "auto" the policy's through a file.
             The first sync comes before the first completion.
+        lora_as_adapter: send LoRA adapters by themselves, about a hundredth of the weights, instead of
+            merging them; the engine then computes base and adapter apart.
         engine_kwargs: further arguments of vLLM's LLM.
 
     Raises:
@@ -59,8 +83,10 @@ class VLLMColocate(RolloutEngine):
         enforce_eager: bool = True,
         enable_prefix_caching: bool = True,
         free_cache_engine: bool = False,
+        tensor_parallel_size: int = 1,
         model_impl: str = "vllm",
         load_format: str = "dummy",
+        lora_as_adapter: bool = False,
         engine_kwargs: dict[str, Any] | None = None,
     ) -> None:
         for name, value, allowed in (
@@ -74,6 +100,7 @@ class VLLMColocate(RolloutEngine):
             ("max_num_seqs", max_num_seqs),
             ("max_num_batched_tokens", max_num_batched_tokens),
             ("max_model_len", max_model_len),
+            ("tensor_parallel_size", tensor_parallel_size),
         ):
             if number is not None and number < 1:
                 raise ConfigError(f"{_KEY}.{name} must be >= 1 (found {number!r}).")
@@ -88,7 +115,8 @@ class VLLMColocate(RolloutEngine):
         owned = sorted(set(engine_kwargs or {}) & set(_OWNED))
         if owned:
             raise ConfigError(f"{_KEY}.engine_kwargs.{owned[0]} cannot be set: lit_rl sets it itself.")
-        self.dtype, self.load_format = dtype, load_format
+        self.dtype, self.load_format, self.lora_as_adapter = dtype, load_format, lora_as_adapter
+        self.tensor_parallel_size = tensor_parallel_size
         self.max_model_len, self.free_cache_engine = max_model_len, free_cache_engine
         self._arguments = {
             "max_num_seqs": max_num_seqs,
@@ -97,10 +125,14 @@ class VLLMColocate(RolloutEngine):
             "enforce_eager": enforce_eager,
             "enable_prefix_caching": enable_prefix_caching,
             "enable_sleep_mode": free_cache_engine,
+            "tensor_parallel_size": tensor_parallel_size,
             "model_impl": model_impl,
             **(engine_kwargs or {}),
         }
         self._llm: Any = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._adapter: AdapterFolder | None = None
+        self._adapter_request: Any = None
         self._names: list[str] = []
         self._is_asleep = False
         self._announced: set[str] = set()
@@ -121,11 +153,18 @@ class VLLMColocate(RolloutEngine):
             ConfigError: vllm is not installed.
         """
         self._end_token_ids, self._pad_token_id = list(end_token_ids), pad_token_id
-        base: Any = policy.get_base_model() if hasattr(policy, "get_base_model") else policy  # type: ignore[operator]
+        base = base_of(policy)
         dtype = str(base.dtype).removeprefix("torch.") if self.dtype == "auto" else self.dtype
+        if self.lora_as_adapter:
+            self._folder = tempfile.TemporaryDirectory(prefix="lit_rl_adapter_")
+            self._adapter = AdapterFolder(policy, Path(self._folder.name))
+        self._names, self.policy_version = [], -1
         with tempfile.TemporaryDirectory(prefix="lit_rl_vllm_") as folder, _trainer_left_as_it_was():
             if self.load_format == "auto":
-                base.save_pretrained(folder)
+                own = {n: t for n, t in base.state_dict().items() if ".lora_" not in n}
+                base.save_pretrained(
+                    folder, state_dict={n.replace(".base_layer.", "."): t for n, t in own.items()}
+                )
             else:
                 base.config.architectures = base.config.architectures or [type(base).__name__]
                 base.config.save_pretrained(folder)
@@ -139,9 +178,11 @@ class VLLMColocate(RolloutEngine):
                 max_model_len=self.max_model_len or max_tokens,
                 seed=0,
                 logprobs_mode="processed_logprobs",
+                max_logprobs=-1,
                 generation_config="vllm",
                 worker_extension_cls="lit_rl.rollout.vllm_worker.WeightUpdate",
                 disable_log_stats=True,
+                **(self._adapter.arguments if self._adapter is not None else {}),
                 **({"distributed_executor_backend": "external_launcher"} if world_size() > 1 else {}),
                 **self._arguments,
             )
@@ -152,6 +193,19 @@ class VLLMColocate(RolloutEngine):
         Raises:
             RuntimeError: other weights came than at the first update; vLLM would keep or destroy the rest.
         """
+        self.policy_version = -1  # half loaded until all is there
+        if self._adapter is None:
+            self._load(named_tensors)
+        else:
+            if not self._names:
+                with self._adapter.without():
+                    self._load(named_tensors)
+            self._adapter_request = self._adapter.request()
+            self._llm.reset_prefix_cache()
+        self.policy_version = version
+
+    def _load(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Overwrite all weights of the engine."""
         names: list[str] = []
 
         def noted() -> Iterator[tuple[str, Tensor]]:
@@ -159,7 +213,6 @@ class VLLMColocate(RolloutEngine):
                 names.append(name)
                 yield name, tensor
 
-        self.policy_version = -1  # half loaded until all is there
         self._llm.collective_rpc("update_policy", args=(noted(),))
         self._names = self._names or sorted(names)
         if self._names != sorted(names):
@@ -168,7 +221,6 @@ class VLLMColocate(RolloutEngine):
                 "all."
             )
         self._llm.reset_prefix_cache()
-        self.policy_version = version
 
     def generate(
         self,
@@ -198,12 +250,28 @@ class VLLMColocate(RolloutEngine):
             {"prompt_token_ids": ids[len(ids) - length :]}
             for ids, length in zip(rows.prompt_ids.tolist(), rows.prompt_len.tolist(), strict=True)
         ]
-        outputs = self._llm.generate(inputs, requests, use_tqdm=False)
+        outputs = self._outputs(inputs, requests)
         if on_progress is not None:
             on_progress(len(rows), len(rows))
         has_logps = is_policy_distribution(sampling)
         completions = [_completion(output.outputs[0], has_logps) for output in outputs]
         return filled(rows, completions, pad_token_id=self._pad_token_id, policy_version=self.policy_version)
+
+    def score(self, rows: RolloutBatch, *, topk: int = 0) -> Scores:
+        """See `RolloutEngine.score`.
+
+        Raises:
+            RuntimeError: vLLM leaves a token out, or reports a value that is not finite.
+        """
+        from vllm import SamplingParams
+
+        inputs = [{"prompt_token_ids": ids} for ids in sequences_of(rows)]
+        outputs = self._outputs(inputs, [SamplingParams(**scoring_settings(topk)) for _ in inputs])
+        entries = [
+            [reported(position) for position in output.prompt_logprobs[length:]]
+            for output, length in zip(outputs, rows.prompt_len.tolist(), strict=True)
+        ]
+        return scores_of(rows, entries, topk)
 
     def sleep(self) -> None:
         if self.free_cache_engine and not self._is_asleep:
@@ -220,6 +288,26 @@ class VLLMColocate(RolloutEngine):
             self._llm.llm_engine.engine_core.shutdown()
             self._llm = None
             gc.collect()
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder, self._adapter, self._adapter_request = None, None, None
+
+    def _outputs(self, inputs: list[dict[str, Any]], requests: list[Any]) -> list[Any]:
+        """vLLM's outputs; processes that share an engine bring their requests together. Collective then."""
+        size = self.tensor_parallel_size
+        if size == 1:
+            return self._written(inputs, requests)
+        place = rank() % size
+        parts = gather_objects((inputs, requests))[rank() - place :][:size]
+        whole: tuple[list[Any], list[Any]] = ([], [])
+        for own_inputs, own_requests in parts:
+            whole[0].extend(own_inputs)
+            whole[1].extend(own_requests)
+        start = sum(len(own_inputs) for own_inputs, _ in parts[:place])
+        return self._written(*whole)[start : start + len(inputs)]
+
+    def _written(self, inputs: list[dict[str, Any]], requests: list[Any]) -> list[Any]:
+        return self._llm.generate(inputs, requests, use_tqdm=False, lora_request=self._adapter_request)
 
     def _params(self, settings: dict[str, Any], sampling: Sampling, seed: int) -> Any:
         from vllm import SamplingParams

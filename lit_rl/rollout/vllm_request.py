@@ -2,8 +2,21 @@
 
 from typing import Any
 
+from lit_rl.errors import ConfigError
 from lit_rl.rollout.sampling import Sampling
 from lit_rl.seeding import derived_seed
+
+EXTRAS = (
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "thinking_token_budget",
+    "extra_args",
+)
+"""What generation_kwargs may hold beyond the keys that have a field; the rest is set by lit_rl."""
 
 
 def request_settings(sampling: Sampling, end_token_ids: list[int]) -> dict[str, Any]:
@@ -15,7 +28,16 @@ def request_settings(sampling: Sampling, end_token_ids: list[int]) -> dict[str, 
     Args:
         sampling: how to draw, `generation_kwargs` already folded; what is left there is passed on.
         end_token_ids: every id that ends a completion.
+
+    Raises:
+        ConfigError: an entry of generation_kwargs that vLLM does not have, or that is set here.
     """
+    for name, value in sampling.generation_kwargs.items():
+        if name not in EXTRAS:
+            raise ConfigError(
+                f"{sampling.key}.generation_kwargs.{name} is not supported with vLLM (found {value!r}); "
+                f"beside the keys of {sampling.key} there are {', '.join(EXTRAS)}."
+            )
     ends = [] if sampling.ignore_eos else end_token_ids
     return {
         "n": 1,
@@ -33,6 +55,15 @@ def request_settings(sampling: Sampling, end_token_ids: list[int]) -> dict[str, 
         "logprobs": 0,
         **sampling.generation_kwargs,
     }
+
+
+def scoring_settings(topk: int) -> dict[str, Any]:
+    """Fields of SamplingParams that have the tokens of the prompt itself scored.
+
+    Args:
+        topk: most likely tokens reported beside the prompt's own.
+    """
+    return {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": topk, "detokenize": False}
 
 
 def request_seed(seed: int, step: int, prompt_row: int, generation: int) -> int:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,3 +51,8 @@ def refresh_(model: nn.Module, named_tensors: Iterable[tuple[str, Tensor]]) -> N
 def has_adapters(policy: nn.Module) -> bool:
     """True for a PeftModel. Told by its methods, so that peft need not be installed."""
     return hasattr(policy, "merge_and_unload") and hasattr(policy, "get_base_model")
+
+
+def base_of(policy: nn.Module) -> Any:
+    """The Hugging Face model itself; adapters inside it stay active."""
+    return policy.get_base_model() if has_adapters(policy) else policy  # type: ignore[operator]

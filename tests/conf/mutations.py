@@ -277,6 +277,7 @@ def table(folder: Path) -> dict[str, Mutation]:
         "rollout.val_kwargs.ignore_eos": to("true"),
         "rollout.val_kwargs.stop_token_ids": to("[20,21,22,23,24,25,26,27,28,29,30,31]"),
         "rollout.val_kwargs.stop": to("['1','2','3','4','5','6','7','8','9']"),
+        "rollout.val_kwargs.guided_decoding_regex": to("'[0-9]+'"),
         "rollout.val_kwargs.generation_kwargs": to("{max_new_tokens: 1}"),
         "rollout.check_every_n_steps": to(0),
         "rollout.engine.dtype": to("bfloat16"),

@@ -30,7 +30,7 @@ SOURCE = Source(ROOT / "conf")
 LOGGERS = ("lit_rl", "lightning.pytorch.profilers")
 _NOISE = re.compile(r"Loading weights|it/s|s/it|\d+\.\d+ ?s\b|tokens/s|seconds")
 _TIMES = re.compile(
-    r"time/|checkpoint/bytes|per_second|seconds|rss|created|written|sha256|versions|fingerprint"
+    r"time/|memory/|checkpoint/bytes|per_second|seconds|rss|created|written|sha256|versions|fingerprint"
 )
 
 Outcome = dict[str, Any]

@@ -88,6 +88,7 @@ OUR_OWN = {  # keys beyond the specification, and why
     "callbacks.from_file.name": "a plug-in by file path",
     "callbacks.from_file.arguments": "a plug-in by file path",
     "rollout.engine.engine_kwargs": "vllm: in the specification under free-form keys",
+    "rollout.engine.lora_as_adapter": "vllm: send adapters instead of merged weights",
     "data.source": "data=question: which built-in verifier",
     "data.train_size": "data=reasoning_gym: questions that are made",
     "data.val_size": "data=reasoning_gym: questions that are made",

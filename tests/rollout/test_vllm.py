@@ -12,7 +12,18 @@ from transformers import LlamaForCausalLM
 from lit_rl.models.roles import named_base_tensors
 from lit_rl.rollout.vllm_colocate import VLLMColocate
 
-from .tiny import END, PAD, RAGGED, completions, generate, llama, numbers_as_text, plain_logps
+from .tiny import (
+    END,
+    PAD,
+    RAGGED,
+    bound,
+    completions,
+    generate,
+    llama,
+    numbers_as_text,
+    plain_logps,
+    prompts_of,
+)
 
 pytestmark = pytest.mark.vllm
 
@@ -105,6 +116,20 @@ def test_ends_and_limits_are_ours(case) -> None:
     other = generate(engine, PROMPTS, G=8, temperature=2.0, ignore_eos=True, stop_token_ids=[7])
     assert all(7 not in ids[:-1] for ids in completions(other))
     assert any(END in ids[:-1] for ids in completions(other))
+
+
+@pytest.mark.parametrize("topk", [0, 25])
+def test_given_tokens_are_scored_under_another_prompt(case, topk: int) -> None:
+    model, engine = case
+    engine.sync_weights(named_base_tensors(model), 45)
+    rows = generate(engine, PROMPTS, G=2, temperature=1.3)
+    other = prompts_of(PROMPTS[::-1]).repeat(2)
+    rows.prompt_ids, rows.prompt_len = other.prompt_ids, other.prompt_len
+    found, expected = engine.score(rows, topk=topk), bound(model).score(rows, topk=topk)
+    torch.testing.assert_close(found.logps, expected.logps, atol=1e-4, rtol=0)
+    torch.testing.assert_close(found.top_logps, expected.top_logps, atol=1e-4, rtol=0)
+    is_token = rows.token_mask[..., None].expand(found.top_ids.shape)
+    assert (found.top_ids == expected.top_ids)[is_token].float().mean() > 0.98 if topk else True
 
 
 def test_cut_sampling_reports_no_log_probabilities(case) -> None:

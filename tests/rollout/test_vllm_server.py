@@ -13,12 +13,23 @@ from urllib.request import urlopen
 import pytest
 import torch
 
+from lit_rl.errors import ConfigError
 from lit_rl.models.roles import named_base_tensors
 from lit_rl.rollout.serve import command
 from lit_rl.rollout.vllm_server import VLLMServer
 
 from .test_vllm import PROMPTS, SHAPE, _by_transformers, perturbed
-from .tiny import END, PAD, completions, generate, llama, numbers_as_text, plain_logps
+from .tiny import (
+    END,
+    PAD,
+    bound,
+    completions,
+    generate,
+    llama,
+    numbers_as_text,
+    plain_logps,
+    prompts_of,
+)
 
 
 def free_port() -> int:
@@ -96,6 +107,28 @@ def test_a_server_writes_with_what_was_synced_last(server: Server) -> None:
     again = generate(engine, PROMPTS, G=4, temperature=0.7)
     assert completions(again) == completions(drawn)
     engine.close()
+
+
+@pytest.mark.vllm
+def test_a_server_scores_given_tokens(server: Server) -> None:
+    model = perturbed(llama(seed=5, **SHAPE), 9)
+    engine = bound_to([server.url], model)
+    engine.sync_weights(named_base_tensors(model), 3)
+    rows = generate(engine, PROMPTS, G=2)
+    other = prompts_of(PROMPTS[::-1]).repeat(2)
+    rows.prompt_ids, rows.prompt_len = other.prompt_ids, other.prompt_len
+    for topk in (0, 25):
+        found, expected = engine.score(rows, topk=topk), bound(model).score(rows, topk=topk)
+        torch.testing.assert_close(found.logps, expected.logps, atol=1e-4, rtol=0)
+        torch.testing.assert_close(found.top_logps, expected.top_logps, atol=1e-4, rtol=0)
+    engine.close()
+
+
+@pytest.mark.vllm
+def test_a_context_that_is_too_short_is_refused(server: Server) -> None:
+    engine = VLLMServer(base_url=server.url)
+    with pytest.raises(ConfigError, match=r"hold the 129 tokens .*--max-model-len 128.*--max-model-len 129"):
+        engine.bind(llama(), end_token_ids=[END], pad_token_id=PAD, decode=numbers_as_text, max_tokens=129)
 
 
 @pytest.mark.vllm
