@@ -9,6 +9,7 @@ import lightning as L
 from lit_rl.algorithms.base import RLModule
 from lit_rl.batch import RolloutBatch
 from lit_rl.callbacks.engine_check import EngineCheck
+from lit_rl.callbacks.lookahead import Lookahead
 from lit_rl.distributed import world_size
 from lit_rl.errors import ConfigError
 from lit_rl.hooks import emit
@@ -86,6 +87,12 @@ class RolloutGeneration(L.Callback):
             `rollout_is/kl`; else they are dropped.
         check_every_n_steps: steps between checks of the engine against the policy; 0 is off.
         max_logp_gap: see `EngineCheck`.
+        max_staleness: 1: write the completions of the next step while this step trains, with the policy as it
+            was before; for engines on servers, with `algo.rollout_correction.rollout_is`. The first step
+            after a start or a resume is of the policy itself. 0 is off.
+
+    Raises:
+        ConfigError: a value is out of range.
     """
 
     def __init__(
@@ -95,11 +102,15 @@ class RolloutGeneration(L.Callback):
         calculate_log_probs: bool = False,
         check_every_n_steps: int = 50,
         max_logp_gap: float = 0.1,
+        max_staleness: int = 0,
     ) -> None:
+        if max_staleness not in (0, 1):
+            raise ConfigError(f"rollout.max_staleness must be 0 or 1 (found {max_staleness!r}).")
         self.engine = engine or HFEngine()
         self.check = EngineCheck(check_every_n_steps, max_logp_gap)
         self.calculate_log_probs = calculate_log_probs
         self.val_kwargs = val_kwargs or ValSampling()
+        self.max_staleness, self.lookahead = max_staleness, Lookahead()
         self._is_bound = False
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -118,9 +129,12 @@ class RolloutGeneration(L.Callback):
             return
         self._announce(pl_module, batch)
         with pl_module.clock("generate"):
-            rollout = self.generate(
+            written = self.lookahead.take(batch)
+            rollout = written or self.generate(
                 pl_module, batch, pl_module.sampling, pl_module.num_generations, purpose="train"
             )
+            if self.max_staleness:
+                self.look_ahead(trainer, pl_module)
         pl_module.set_rollout(
             rollout, more=partial(self.generate, pl_module), score=partial(self.score, pl_module)
         )
@@ -181,6 +195,23 @@ class RolloutGeneration(L.Callback):
             return rollout
         return replace(rollout, rollout_logps=None)
 
+    def look_ahead(self, trainer: L.Trainer, pl_module: RLModule) -> None:
+        """Begin to write the next step's completions with the current policy."""
+        step = pl_module.step + 1
+        prompts = None if step == trainer.max_steps else trainer.train_dataloader.ahead()  # type: ignore[union-attr]
+        if prompts is None:
+            return
+        self.make_current(pl_module)
+        write = partial(
+            self.engine.generate,
+            prompts.to(pl_module.device),
+            num_generations=pl_module.num_generations,
+            sampling=pl_module.sampling,
+            seed=derived_seed(pl_module.seed, "train"),
+            step=step,
+        )
+        self.lookahead.start(prompts, write)
+
     def score(self, pl_module: RLModule, rows: RolloutBatch, topk: int) -> Scores:
         """What the engine says of given completions with the current weights, at temperature 1.
 
@@ -199,6 +230,7 @@ class RolloutGeneration(L.Callback):
         self.bind(pl_module)
         self.engine.wake()
         if self.engine.policy_version != pl_module.policy_version:
+            self.lookahead.wait()
             self.engine.sync_weights(named_base_tensors(pl_module.policy), pl_module.policy_version)
 
     def on_rollout_scored(
@@ -210,6 +242,8 @@ class RolloutGeneration(L.Callback):
         if rollout.policy_version is not None and rollout.completion_len is not None:
             stale = rollout.completion_len[rollout.policy_version != pl_module.policy_version].sum()
             pl_module.sums.add("rollout/stale_tokens", stale, 1.0 / world_size())
+            if self.max_staleness and bool(stale):
+                return  # a gap is expected, and corrected
         if rollout.rollout_logps is None or not self.check.is_due(pl_module.step):
             return
         self.check(pl_module, rollout)
@@ -265,6 +299,7 @@ class RolloutGeneration(L.Callback):
         )
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self.lookahead.close()
         self.engine.close()
         self._is_bound = False
 

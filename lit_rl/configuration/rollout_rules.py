@@ -129,6 +129,22 @@ def context_length(settings: Settings) -> str | None:
     )
 
 
+def staleness(settings: Settings) -> str | None:
+    """Rule 17."""
+    key, needed = "rollout.max_staleness", "algo.rollout_correction.rollout_is"
+    if not settings.get(key):
+        return None
+    engine = settings.choices.get("rollout")
+    if engine not in ("vllm_server", "sglang"):
+        return (
+            f"{key} (found 1) needs rollout=vllm_server or sglang (found {engine!r}): an engine in "
+            "this process writes while it does not train."
+        )
+    if not settings.get(needed):
+        return f"{key} (found 1) needs {needed}=true: the completions are of the policy before the update."
+    return None
+
+
 def adapters(settings: Settings) -> str | None:
     """Adapters are sent by themselves where there are some."""
     if settings.get("model.lora.lora_rank", 0) > 0:

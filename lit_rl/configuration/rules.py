@@ -40,6 +40,7 @@ RULES: list[Rule] = [
     rollout.generation_kwargs,
     rollout.engine_kwargs,
     rollout.context_length,
+    rollout.staleness,
     rollout.adapters,
     rollout.tensor_parallel,
     algorithm.gathering,

@@ -88,7 +88,7 @@ class RunLoader:
         identity: dict[str, Any],
     ) -> None:
         self._batches = _From(batches)
-        self._identity = identity
+        self._identity, self._collate = identity, collate
         self._served = 0
         self._loader: DataLoader[int] = DataLoader(
             _Indices(),
@@ -115,6 +115,11 @@ class RunLoader:
                 raise batch
             self._served += 1
             yield batch
+
+    def ahead(self) -> RolloutBatch | None:
+        """The batch after the last one handed out, which is not handed out by this; None after the last."""
+        indices = next(islice(iter(self._batches.batches), self._served, None), None)
+        return None if indices is None else self._collate(indices)
 
     def state_dict(self) -> dict[str, Any]:
         """Batches handed out, and what their order depends on."""

@@ -44,6 +44,12 @@ CASES = [
         "algo=grpo rollout.val_kwargs.guided_decoding_regex=a",
         ["rollout.val_kwargs.guided_decoding_regex", "rollout=hf"],
     ),
+    ("algo=grpo rollout.max_staleness=1", ["rollout.max_staleness", "rollout=vllm_server or sglang"]),
+    ("algo=grpo rollout.max_staleness=2", ["rollout.max_staleness", "0 or 1", "found 2"]),
+    (
+        "algo=grpo rollout=sglang rollout.max_staleness=1",
+        ["rollout.max_staleness", "algo.rollout_correction.rollout_is=true"],
+    ),
     (f"{SERVED} algo.sampling.temperature=0.9", ["use_teacher_server", "algo.sampling.temperature 1.0"]),
     (f"{SERVED} algo.teacher.teacher_model_kind=ema", ["use_teacher_server", "teacher_model_kind 'live'"]),
     (
@@ -104,6 +110,8 @@ def test_an_argument_that_vllm_does_not_have_is_refused(refusal, accepted) -> No
         SERVED,
         f"{SERVED} algo.distillation.distillation_mode=topk_logits algo.distillation.distillation_topk=20",
         "algo=grpo rollout=sglang rollout.calculate_log_probs=true algo.sampling.top_k=5",
+        "algo=grpo rollout=sglang rollout.calculate_log_probs=true rollout.max_staleness=1 "
+        "algo.rollout_correction.rollout_is=true algo.rollout_correction.rollout_is_threshold=2",
         "algo=grpo rollout=vllm_server algo.sampling.guided_decoding_regex='[0-9]+'",
         'algo=grpo rollout=sglang algo.sampling.generation_kwargs={"max_new_tokens":4,"min_new_tokens":2}',
         'algo=grpo rollout=vllm_server algo.sampling.generation_kwargs={"max_tokens":4,"min_tokens":2}',
