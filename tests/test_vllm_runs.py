@@ -16,16 +16,11 @@ from rollout.test_vllm_server import free_port
 from lit_rl.paths import resolve_model_path
 
 ROOT = Path(__file__).resolve().parents[1]
+SDPO = ("algo=sdpo", "algo.reprompt.max_reprompt_len=256", "algo.teacher.teacher_model_kind=live")
 RUN = (
-    *(
-        "algo=sdpo",
-        "debug=fast",
-        "trainer.max_steps=2",
-        "trainer.limit_val_batches=0",
-        "checkpoint.save_freq=-1",
-    ),
-    *("algo.reprompt.max_reprompt_len=256", "algo.teacher.teacher_model_kind=live", "optim.lr=1e-3"),
-    *("logger=[csv]", "rollout=vllm_server", "rollout.check_every_n_steps=1", "rollout.max_logp_gap=1e-3"),
+    *("debug=fast", "trainer.max_steps=2", "trainer.limit_val_batches=0", "checkpoint.save_freq=-1"),
+    *("logger=[csv]", "optim.lr=1e-3", "rollout=vllm_server"),
+    *("rollout.check_every_n_steps=1", "rollout.max_logp_gap=1e-3"),
 )
 
 
@@ -70,8 +65,8 @@ def metrics(folder: Path, port: int, *overrides: str) -> list[dict[str, str]]:
 def test_a_run_with_the_teacher_on_the_server_equals_one_with_the_teacher_here(
     port: int, tmp_path: Path
 ) -> None:
-    here = metrics(tmp_path / "here", port)
-    there = metrics(tmp_path / "there", port, "algo.teacher.use_teacher_server=true")
+    here = metrics(tmp_path / "here", port, *SDPO)
+    there = metrics(tmp_path / "there", port, *SDPO, "algo.teacher.use_teacher_server=true")
     assert len(here) == len(there) == 2
     for a, b in zip(here, there, strict=True):
         for name in ("rollout/reward", "rollout/tokens", "sdpo/reprompted_frac", "rollout/stale_tokens"):
@@ -83,10 +78,26 @@ def test_a_run_with_the_teacher_on_the_server_equals_one_with_the_teacher_here(
 
 
 @pytest.mark.vllm
+def test_the_next_rollout_is_written_while_this_one_trains(port: int, tmp_path: Path) -> None:
+    rows = metrics(
+        tmp_path / "ahead",
+        port,
+        "algo=grpo",
+        "rollout.max_staleness=1",
+        "rollout.calculate_log_probs=true",
+        "algo.rollout_correction.rollout_is=true",
+        "algo.rollout_correction.rollout_is_threshold=2",
+    )
+    stale = [float(row["rollout/stale_tokens"]) for row in rows]
+    assert stale[0] == 0 and stale[1] == float(rows[1]["rollout/tokens"])
+
+
+@pytest.mark.vllm
 def test_top_entries_of_the_server_train(port: int, tmp_path: Path) -> None:
     rows = metrics(
         tmp_path / "topk",
         port,
+        *SDPO,
         "algo.teacher.use_teacher_server=true",
         "algo.distillation.distillation_mode=topk_logits",
         "algo.distillation.distillation_topk=30",
