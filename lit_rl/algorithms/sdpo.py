@@ -38,6 +38,7 @@ from lit_rl.functional.masking import Totals
 from lit_rl.hooks import emit
 from lit_rl.models.flat_attention import shares_prefixes
 from lit_rl.models.parameters import logps_dtype
+from lit_rl.models.weights import base_of
 from lit_rl.objectives.distillation import Distillation
 from lit_rl.objectives.reprompt import Reprompt
 from lit_rl.objectives.routing import PromptGate, RunGate, TeacherGate, pass_rate_weights
@@ -228,7 +229,8 @@ class SDPO(GRPO):
                 "brought their own): add the callback RolloutGeneration (callbacks.rollout=${rollout})."
             )
         index = rollout.self_distillation_mask.nonzero().flatten()
-        topk = self.distillation.distillation_topk or 0
+        every = base_of(self.policy).get_output_embeddings().weight.shape[0]
+        topk = min(self.distillation.distillation_topk or 0, every)
         shape = rollout.completion_ids.shape
         rollout.teacher_logps = torch.zeros(shape, device=self.device)
         if topk:

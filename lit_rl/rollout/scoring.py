@@ -48,22 +48,30 @@ def scores_of(rows: RolloutBatch, entries: Sequence[Sequence[Sequence[Entry]]], 
     logps, ids = torch.zeros(shape), torch.zeros((*shape, topk), dtype=torch.long)
     top = torch.zeros((*shape, topk))
     for row, (positions, tokens) in enumerate(zip(entries, completions_of(rows), strict=True)):
-        for at, (found, token) in enumerate(zip(positions, tokens, strict=True)):
-            best = sorted((entry for entry in found if entry[2] <= topk), key=lambda entry: entry[2])
-            own = [logp for id_, logp, _ in found if id_ == token]
-            where = f"data row {int(rows.prompt_row[row])} at token {at}"
-            if not own or len(best) != topk:
-                raise RuntimeError(
-                    f"the engine reported {len(best)} of the {topk} most likely tokens and "
-                    f"{len(own)} times the token itself for {where}; it must report all of them."
-                )
-            if not all(math.isfinite(logp) for logp in (own[0], *(logp for _, logp, _ in best))):
-                raise RuntimeError(f"the engine's log-probability of {where} is not a finite number.")
-            logps[row, at] = own[0]
-            ids[row, at] = torch.tensor([id_ for id_, _, _ in best], dtype=torch.long)
-            top[row, at] = torch.tensor([logp for _, logp, _ in best])
+        data_row, length = int(rows.prompt_row[row]), len(tokens)
+        found = [
+            _of_position(position, token, topk, f"data row {data_row} at token {at}")
+            for at, (position, token) in enumerate(zip(positions, tokens, strict=True))
+        ]
+        logps[row, :length] = torch.tensor([own for own, _ in found])
+        ids[row, :length] = torch.tensor([[id_ for id_, _, _ in best] for _, best in found], dtype=torch.long)
+        top[row, :length] = torch.tensor([[logp for _, logp, _ in best] for _, best in found])
     device = rows.prompt_ids.device
     return Scores(logps.to(device), ids.to(device), top.to(device))
+
+
+def _of_position(found: Sequence[Entry], token: int, topk: int, where: str) -> tuple[float, list[Entry]]:
+    """The token's own log-probability, and the most likely entries, the most likely first."""
+    best = sorted((entry for entry in found if entry[2] <= topk), key=lambda entry: entry[2])
+    own = [logp for id_, logp, _ in found if id_ == token]
+    if not own or len(best) != topk:
+        raise RuntimeError(
+            f"the engine reported {len(best)} of the {topk} most likely tokens and {len(own)} times the token "
+            f"itself for {where}; it must report all of them."
+        )
+    if not all(math.isfinite(logp) for logp in (own[0], *(logp for _, logp, _ in best))):
+        raise RuntimeError(f"the engine's log-probability of {where} is not a finite number.")
+    return own[0], best
 
 
 def reported(position: dict[Any, Any]) -> list[Entry]:
