@@ -66,8 +66,8 @@ def _of_position(found: Sequence[Entry], token: int, topk: int, where: str) -> t
     own = [logp for id_, logp, _ in found if id_ == token]
     if not own or len(best) != topk:
         raise RuntimeError(
-            f"the engine reported {len(best)} of the {topk} most likely tokens and {len(own)} times the token "
-            f"itself for {where}; it must report all of them."
+            f"the engine reported {len(best)} of the {topk} most likely tokens and {len(own)} times the "
+            f"token itself for {where}; it must report all of them."
         )
     if not all(math.isfinite(logp) for logp in (own[0], *(logp for _, logp, _ in best))):
         raise RuntimeError(f"the engine's log-probability of {where} is not a finite number.")
