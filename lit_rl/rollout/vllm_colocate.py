@@ -261,8 +261,14 @@ class VLLMColocate(RolloutEngine):
         """See `RolloutEngine.score`.
 
         Raises:
+            ConfigError: adapters are sent by themselves.
             RuntimeError: vLLM leaves a token out, or reports a value that is not finite.
         """
+        if self._adapter is not None:
+            raise ConfigError(
+                f"{_KEY}.lora_as_adapter must be false where the engine scores given tokens (found True): "
+                "vLLM does not do that under an adapter."
+            )
         from vllm import SamplingParams
 
         inputs = [{"prompt_token_ids": ids} for ids in sequences_of(rows)]
