@@ -132,7 +132,10 @@ def context_length(settings: Settings) -> str | None:
 def staleness(settings: Settings) -> str | None:
     """Rule 17."""
     key, needed = "rollout.max_staleness", "algo.rollout_correction.rollout_is"
-    if not settings.get(key):
+    steps = settings.get(key, 0)
+    if steps not in (0, 1):
+        return f"{key} must be 0 or 1 (found {steps!r})."
+    if not steps:
         return None
     engine = settings.choices.get("rollout")
     if engine not in ("vllm_server", "sglang"):

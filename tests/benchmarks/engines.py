@@ -1,4 +1,4 @@
-"""Tokens per second of each rollout engine, as the table in lit_rl/rollout/README.md.
+"""Tokens per second of each rollout engine, as a table.
 
     python tests/benchmarks/engines.py
     python tests/benchmarks/engines.py --models embedded --engines hf vllm --generations 8 --repeats 1
