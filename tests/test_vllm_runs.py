@@ -18,7 +18,7 @@ from lit_rl.paths import resolve_model_path
 ROOT = Path(__file__).resolve().parents[1]
 SDPO = ("algo=sdpo", "algo.reprompt.max_reprompt_len=256", "algo.teacher.teacher_model_kind=live")
 RUN = (
-    *("debug=fast", "trainer.max_steps=2", "trainer.limit_val_batches=0", "checkpoint.save_freq=-1"),
+    *("debug=fast", "trainer.max_steps=2", "trainer.val_check_interval=0", "checkpoint.save_freq=-1"),
     *("logger=[csv]", "optim.lr=1e-3", "rollout=vllm_server"),
     *("rollout.check_every_n_steps=1", "rollout.max_logp_gap=1e-3"),
 )
