@@ -22,7 +22,7 @@ def main(rank: int, port: str, size: int) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     dist.init_process_group("gloo", rank=rank, world_size=2)
-    model = llama(hidden_size=256, num_attention_heads=4, num_key_value_heads=2)
+    model = llama(hidden_size=128, num_attention_heads=2, num_key_value_heads=1)
     engine = VLLMColocate(gpu_memory_utilization=0.05, max_num_seqs=16, tensor_parallel_size=size)
     engine.bind(model, end_token_ids=[END], pad_token_id=PAD, decode=numbers_as_text, max_tokens=128)
     prompts = RAGGED[:2] if rank == 0 else RAGGED[2:]
