@@ -11,21 +11,40 @@ import torch
 from torch import Tensor
 
 from lit_rl.algorithms.base import RLModule
-from lit_rl.batch import RolloutBatch
+from lit_rl.batch import RolloutBatch, length_mask
 from lit_rl.distributed import all_sum_
+from lit_rl.errors import ConfigError
+from lit_rl.functional.cross_entropy import smoothed_nll
 from lit_rl.functional.masking import Totals, aggregate
+from lit_rl.models.packing import check_packing, packed_hidden
+from lit_rl.models.score import completion_hidden, head_of, rows_of
 
 
 class SFT(RLModule):
     """Supervised fine-tuning on rows that carry their completions.
 
     Args:
+        label_smoothing_factor: share of the target that is spread evenly over the vocabulary.
+        packing: short rows of a micro-batch share a sequence; less padding, the same loss.
         base: the arguments of `RLModule`; `num_generations` is 1 and there is no reward.
+
+    Raises:
+        ConfigError: a value is out of range.
     """
 
-    def __init__(self, **base: Any) -> None:
+    def __init__(self, *, label_smoothing_factor: float = 0.0, packing: bool = False, **base: Any) -> None:
         super().__init__(num_generations=1, **base)
+        if not 0 <= label_smoothing_factor < 1:
+            raise ConfigError(
+                f"algo.label_smoothing_factor must be in [0, 1) (found {label_smoothing_factor!r})."
+            )
+        self.label_smoothing_factor, self.packing = label_smoothing_factor, packing
         self._validation_sums = torch.zeros(2, dtype=torch.float64)
+
+    def build_roles(self) -> None:
+        """No other model; whether the policy keeps packed rows apart."""
+        if self.packing:
+            check_packing(self.policy)
 
     def prepare(self, rollout: RolloutBatch) -> None:
         """Nothing to compare with."""
@@ -33,8 +52,22 @@ class SFT(RLModule):
     def loss(self, micro_batch: RolloutBatch, totals: Totals) -> Tensor:
         mask = micro_batch.completion_mask
         assert mask is not None
-        logps = self.score(self.policy, micro_batch).logps
-        return aggregate(-logps, mask, mode="token_mean", totals=totals)
+        return aggregate(self._nll(micro_batch), mask, mode="token_mean", totals=totals)
+
+    def _nll(self, rows: RolloutBatch) -> Tensor:
+        """(B, T) smoothed negative log-likelihood of every completion token, 0 at padding."""
+        if not self.packing and not self.label_smoothing_factor:
+            return -self.score(self.policy, rows).logps
+        assert rows.completion_ids is not None and rows.completion_len is not None
+        hidden_of = packed_hidden if self.packing else completion_hidden
+        is_token = length_mask(rows.completion_len, rows.completion_ids.shape[1])
+        nll = smoothed_nll(
+            hidden_of(self.policy, rows_of(rows)),
+            head_of(self.policy),
+            rows.completion_ids[is_token],
+            smoothing=self.label_smoothing_factor,
+        )
+        return nll.new_zeros(is_token.shape).masked_scatter(is_token, nll)
 
     @torch.no_grad()
     def validation_step(self, batch: RolloutBatch, batch_idx: int) -> None:

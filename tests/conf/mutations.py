@@ -148,6 +148,9 @@ def table(folder: Path) -> dict[str, Mutation]:
             "algo.rollout_correction.rollout_is_mode=mask",
         ),
         "algo.rollout_correction.rollout_is_veto_threshold": to(0.9999, *corrected),
+        # sft
+        "algo.label_smoothing_factor": to(0.1),
+        "algo.packing": to("true"),
         # other policy losses
         "algo.policy_loss.ratio_cap": to(0.9, *two_updates),
         "algo.policy_loss.cov_ratio": to(0.5, *two_updates, "algo.policy_loss.cov_low=-9"),
