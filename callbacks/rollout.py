@@ -228,10 +228,11 @@ class RolloutGeneration(L.Callback):
     def make_current(self, pl_module: RLModule) -> None:
         """Wake the engine and give it the policy's weights, unless it has them. Collective."""
         self.bind(pl_module)
-        self.engine.wake()
         if self.engine.policy_version != pl_module.policy_version:
             self.lookahead.wait()
+            self.engine.wake_weights()
             self.engine.sync_weights(named_base_tensors(pl_module.policy), pl_module.policy_version)
+        self.engine.wake()
 
     def on_rollout_scored(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *, rollout: RolloutBatch

@@ -90,8 +90,11 @@ class RolloutEngine(ABC):
     def sleep(self) -> None:  # noqa: B027
         """Give memory back while the trainer updates, where the engine can."""
 
+    def wake_weights(self) -> None:  # noqa: B027
+        """Undo `sleep` for the weights alone, so that they can be replaced before the cache takes its room."""
+
     def wake(self) -> None:  # noqa: B027
-        """Undo `sleep`."""
+        """Undo `sleep`, ready to write."""
 
     def close(self) -> None:  # noqa: B027
         """Free what the engine holds."""

@@ -134,7 +134,7 @@ class VLLMColocate(RolloutEngine):
         self._adapter: AdapterFolder | None = None
         self._adapter_request: Any = None
         self._names: list[str] = []
-        self._is_asleep = False
+        self._asleep: tuple[str, ...] = ()
         self._announced: set[str] = set()
 
     def bind(
@@ -280,14 +280,23 @@ class VLLMColocate(RolloutEngine):
         return scores_of(rows, entries, topk)
 
     def sleep(self) -> None:
-        if self.free_cache_engine and not self._is_asleep:
+        if self.free_cache_engine and not self._asleep:
             self._llm.sleep(level=1)
-            self._is_asleep = True
+            self._asleep = ("weights", "kv_cache")
+
+    def wake_weights(self) -> None:
+        if "weights" in self._asleep:
+            torch.accelerator.empty_cache()  # what the trainer keeps for its next step
+        self._wake("weights")
 
     def wake(self) -> None:
-        if self._is_asleep:
-            self._llm.wake_up()
-            self._is_asleep = False
+        self.wake_weights()
+        self._wake("kv_cache")
+
+    def _wake(self, part: str) -> None:
+        if part in self._asleep:
+            self._llm.wake_up(tags=[part])
+            self._asleep = tuple(other for other in self._asleep if other != part)
 
     def close(self) -> None:
         if self._llm is not None:

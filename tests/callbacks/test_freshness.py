@@ -54,6 +54,9 @@ class WatchedEngine(HFEngine):
     def sleep(self) -> None:
         self.is_awake = False
 
+    def wake_weights(self) -> None:
+        self.is_awake = True
+
     def wake(self) -> None:
         self.is_awake = True
 
