@@ -91,7 +91,7 @@ class RolloutEngine(ABC):
         """Give memory back while the trainer updates, where the engine can."""
 
     def wake_weights(self) -> None:  # noqa: B027
-        """Undo `sleep` for the weights alone, so that they can be replaced before the cache takes its room."""
+        """Undo `sleep` for the weights alone; they can be replaced before the cache takes its room."""
 
     def wake(self) -> None:  # noqa: B027
         """Undo `sleep`, ready to write."""

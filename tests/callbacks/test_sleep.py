@@ -15,6 +15,10 @@ from lit_rl.rollout.vllm_colocate import VLLMColocate
 ROWS = [{"prompt": f"{a}+{a + 1}="} for a in range(10, 30)]
 
 
+def by_place(completions: list[str], **columns: Any) -> list[float]:
+    return [float(i % 2) for i in range(len(completions))]
+
+
 class RecordingEngine(HFEngine):
     """The HF engine in a copy of its own, and what it was asked to do, in order."""
 
@@ -46,8 +50,8 @@ def test_it_wakes_in_parts_and_sleeps_before_every_update() -> None:
         return made
 
     model = GRPO(
-        policy=load_policy("embedded"), reward=[lambda completions: [float(i % 2) for i in range(len(completions))]],
-        num_generations=4, sampling=Sampling(max_completion_length=3), optimizer=optimizer,
+        policy=load_policy("embedded"), reward=[by_place], num_generations=4, sampling=Sampling(max_completion_length=3),
+        optimizer=optimizer,
     )  # fmt: skip
     data = PromptDataModule(train_files=ROWS, val_files=ROWS[:2], train_batch_size=2, max_prompt_length=32)
     trainer = L.Trainer(
