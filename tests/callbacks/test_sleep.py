@@ -50,8 +50,8 @@ def test_it_wakes_in_parts_and_sleeps_before_every_update() -> None:
         return made
 
     model = GRPO(
-        policy=load_policy("embedded"), reward=[by_place], num_generations=4, sampling=Sampling(max_completion_length=3),
-        optimizer=optimizer,
+        policy=load_policy("embedded"), reward=[by_place], num_generations=4,
+        sampling=Sampling(max_completion_length=3), optimizer=optimizer,
     )  # fmt: skip
     data = PromptDataModule(train_files=ROWS, val_files=ROWS[:2], train_batch_size=2, max_prompt_length=32)
     trainer = L.Trainer(
