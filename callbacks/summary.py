@@ -3,8 +3,6 @@
 import json
 import os
 import platform
-import resource
-import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any, ClassVar
 
 import lightning as L
 
+from lit_rl.callbacks.memory import peak_resident_bytes
 from lit_rl.hooks import RLCallback
 
 PHASES = ("generate", "score", "teacher", "update", "validate", "save")
@@ -128,8 +127,7 @@ class RunSummary(RLCallback):
     @property
     def peak_rss_gb(self) -> float:
         """Largest resident memory so far, of all its processes one after another."""
-        unit = 1 if sys.platform == "darwin" else 1024  # macOS reports bytes, Linux kibibytes
-        return max(self._rss_before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9)
+        return max(self._rss_before, peak_resident_bytes() / 1e9)
 
     def state_dict(self) -> dict[str, Any]:
         return {

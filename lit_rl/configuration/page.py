@@ -59,6 +59,7 @@ GROUPS = (
             "default",
             "reference_sync",
             "rollout_dump",
+            "memory",
             "teacher_gap",
             "collapse_alarm",
             "push_to_hub",

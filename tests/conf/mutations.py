@@ -332,6 +332,7 @@ def table(folder: Path) -> dict[str, Mutation]:
         "callbacks.diagnostics.diagnostics_flat_tolerance": to(
             1.0, "callbacks.diagnostics.diagnostics_warning_interval=1"
         ),
+        "callbacks.memory.torch_empty_cache_steps": to(1),
         "callbacks.teacher_gap.every_n_steps": to(1),
         "callbacks.teacher_gap.num_prompts": to(1),
         "callbacks.test_time_search.max_attempts": to(8),

@@ -46,7 +46,7 @@ ALGORITHMS = {
     "cispo": ("algo=grpo", "policy_loss=cispo", *RUN),
     "clip_cov": ("algo=grpo", "policy_loss=clip_cov", *RUN),
     "kl_cov": ("algo=grpo", "policy_loss=kl_cov", *RUN),
-    "meters": ("algo=sdpo", "callbacks=[default,teacher_gap,collapse_alarm]", *RUN),
+    "meters": ("algo=sdpo", "callbacks=[default,teacher_gap,collapse_alarm,memory]", *RUN),
     "search": (
         "experiment=sdpo_test_time",
         "data.question='57+68=?'",

@@ -1,0 +1,31 @@
+"""Memory of each step in the log."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lit_rl.callbacks.memory import MemoryMetrics, peak_resident_bytes, resident_bytes
+from lit_rl.errors import ConfigError
+
+
+def test_resident_memory_follows_what_is_held() -> None:
+    before = resident_bytes()
+    held = bytearray(b"x" * 200_000_000)
+    grown = resident_bytes() - before
+    assert 150_000_000 < grown < 300_000_000 and peak_resident_bytes() >= before + len(held) * 0.75
+    del held
+
+
+def test_every_step_is_logged(train: Callable, fake_module: Callable, tmp_path: Path) -> None:
+    trainer = train(fake_module(), [MemoryMetrics()], steps=2)
+    found = trainer.logged_metrics
+    assert 0 < found["memory/rss_gb"] <= found["memory/peak_rss_gb"] * 1.01
+    assert not any(name.startswith("memory/") and "alloc" in name for name in found)
+
+
+def test_a_release_of_the_cache_needs_a_gpu(train: Callable, fake_module: Callable) -> None:
+    with pytest.raises(ConfigError, match=r"torch_empty_cache_steps \(found 3\) has no effect"):
+        train(fake_module(), [MemoryMetrics(3)], steps=1)
+    with pytest.raises(ConfigError, match="must be null or >= 1"):
+        MemoryMetrics(0)
