@@ -28,6 +28,7 @@ RULES: list[Rule] = [
     trainer.gradient_reduction,
     trainer.true_precision,
     trainer.flash_attention,
+    trainer.cache_of_a_gpu,
     batch.whole_prompts_per_rank,
     batch.whole_optimizer_batches,
     batch.micro_batch_within_optimizer_batch,

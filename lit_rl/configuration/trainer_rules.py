@@ -106,3 +106,11 @@ def flash_attention(settings: Settings) -> str | None:
         f"{settings.get('model.dtype')!r}) and the package flash-attn "
         f"({'installed' if has_package else 'not installed'}); use sdpa."
     )
+
+
+def cache_of_a_gpu(settings: Settings) -> str | None:
+    """What is given back is a GPU's."""
+    if settings["trainer.accelerator"] != "cpu":
+        return None
+    key = "callbacks.memory.torch_empty_cache_steps"
+    return settings.idle([key], "a GPU (found trainer.accelerator=cpu)")

@@ -16,6 +16,10 @@ CASES = [
         "checkpoint.save_contents=[model]",
         ["callbacks.collapse_alarm.action", "checkpoint.save_contents"],
     ),
+    (
+        "callbacks=[default,memory] callbacks.memory.torch_empty_cache_steps=2",
+        ["callbacks.memory.torch_empty_cache_steps", "trainer.accelerator"],
+    ),
     ("data.train_batch_size=3 trainer=ddp", ["data.train_batch_size", "trainer.devices", "2 or 4"]),
     (
         "algo.batch.optimizer_batch_size=24",
