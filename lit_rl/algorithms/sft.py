@@ -5,6 +5,7 @@ optimizer batch on all ranks. No rollout, no reward: the rows carry their comple
 scoring and batch arithmetic of the other algorithms.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -16,8 +17,10 @@ from lit_rl.distributed import all_sum_
 from lit_rl.errors import ConfigError
 from lit_rl.functional.cross_entropy import smoothed_nll
 from lit_rl.functional.masking import Totals, aggregate
-from lit_rl.models.packing import check_packing, packed_hidden
+from lit_rl.models.packing import alone, check_packing, laid_out_hidden, packed
 from lit_rl.models.score import completion_hidden, head_of, rows_of
+from lit_rl.models.weights import base_of
+from lit_rl.seeding import derived_generator
 
 
 class SFT(RLModule):
@@ -41,6 +44,11 @@ class SFT(RLModule):
         self.label_smoothing_factor, self.packing = label_smoothing_factor, packing
         self._validation_sums = torch.zeros(2, dtype=torch.float64)
 
+    @property
+    def neftune_noise_alpha(self) -> float | None:
+        """Size of the noise on the embeddings while training, `model.neftune_noise_alpha`."""
+        return getattr(base_of(self.policy), "neftune_noise_alpha", None)
+
     def build_roles(self) -> None:
         """No other model; whether the policy keeps packed rows apart."""
         if self.packing:
@@ -56,18 +64,41 @@ class SFT(RLModule):
 
     def _nll(self, rows: RolloutBatch) -> Tensor:
         """(B, T) smoothed negative log-likelihood of every completion token, 0 at padding."""
-        if not self.packing and not self.label_smoothing_factor:
+        if not (self.packing or self.label_smoothing_factor or self.neftune_noise_alpha):
             return -self.score(self.policy, rows).logps
         assert rows.completion_ids is not None and rows.completion_len is not None
-        hidden_of = packed_hidden if self.packing else completion_hidden
         is_token = length_mask(rows.completion_len, rows.completion_ids.shape[1])
         nll = smoothed_nll(
-            hidden_of(self.policy, rows_of(rows)),
+            self._hidden(rows),
             head_of(self.policy),
             rows.completion_ids[is_token],
             smoothing=self.label_smoothing_factor,
         )
         return nll.new_zeros(is_token.shape).masked_scatter(is_token, nll)
+
+    def _hidden(self, rows: RolloutBatch) -> Tensor:
+        """(N, H) hidden state that predicts each completion token."""
+        own = rows_of(rows)
+        if not int((own.prompt_len + own.completion_len).max()):
+            return completion_hidden(self.policy, own)
+        layout = packed(own) if self.packing else alone(own)
+        noise = self._noise(rows, layout.lengths) if self.neftune_noise_alpha else None
+        return laid_out_hidden(self.policy, own, layout, noise)
+
+    def _noise(self, rows: RolloutBatch, lengths: list[int]) -> list[Tensor]:
+        """For each row (length, H), uniform in +-alpha / sqrt(length * H), a function of seed, step and row.
+
+        Source: Jain et al., NEFTune: Noisy Embeddings Improve Instruction Finetuning, arXiv 2310.05914,
+        algorithm 1.
+        """
+        alpha = self.neftune_noise_alpha or 0.0
+        width = base_of(self.policy).get_input_embeddings().weight.shape[1]
+        noise = []
+        for row, length in zip(rows.prompt_row.tolist(), lengths, strict=True):
+            generator = derived_generator(self.seed, self.step, "neftune", row)
+            uniform = torch.rand(length, width, generator=generator)
+            noise.append((2 * uniform - 1) * alpha / math.sqrt(length * width))
+        return noise
 
     @torch.no_grad()
     def validation_step(self, batch: RolloutBatch, batch_idx: int) -> None:

@@ -13,8 +13,9 @@
 | `sdpo/teacher_prompt_len` | tokens of the teacher's prompts / rows that have a teacher |
 """
 
+import json
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,7 +57,7 @@ def teacher_contexts(
         samples: the same rows as text.
         reprompt: what is shown.
         chat: renders prompts.
-        feedback_key: column with static feedback.
+        feedback_key: column with static feedback, of any type.
         numbers: B in [0, 1), for a demonstration by chance.
     """
     assert rollout.rewards is not None
@@ -65,7 +66,7 @@ def teacher_contexts(
     chosen = reprompt.demonstrations(success, texts, rollout.num_generations, numbers)
     said = rollout.feedback or [None] * len(samples)
     feedback = [
-        reprompt.feedback(by_reward, sample.columns.get(feedback_key))
+        reprompt.feedback(by_reward, _as_text(sample.columns.get(feedback_key)))
         for by_reward, sample in zip(said, samples, strict=True)
     ]
     prompts = [
@@ -75,6 +76,11 @@ def teacher_contexts(
         for is_success, sample, i, text in zip(success, samples, chosen, feedback, strict=True)
     ]
     return TeacherContexts(success, feedback, prompts)
+
+
+def _as_text(value: Any) -> str | None:
+    """A column's value as feedback: text as it stands, anything else as JSON."""
+    return value if value is None or isinstance(value, str) else json.dumps(value, default=str)
 
 
 def fill_in_(rollout: RolloutBatch, prompts: Sequence[TeacherPrompt], pad_token_id: int) -> None:

@@ -54,6 +54,7 @@ def supervised_only(settings: Settings) -> str | None:
         "algo.label_smoothing_factor",
         "algo.packing",
         "model.neftune_noise_alpha",
+        "algo.critic.model.neftune_noise_alpha",
         "data.messages_key",
         "data.max_length",
     ]

@@ -29,6 +29,7 @@ def load_policy(
     external_lib: str | list[str] | None = None,
     disable_dropout: bool = True,
     freeze_moe_router: bool = False,
+    neftune_noise_alpha: float | None = None,
     gradient_checkpointing: bool = False,
     gradient_checkpointing_kwargs: dict[str, Any] | None = None,
     lora: LoRA | None = None,
@@ -51,6 +52,8 @@ def load_policy(
         external_lib: package, or packages, imported first, for example to register architectures.
         disable_dropout: zero all dropout, so that scoring twice gives the same and the first ratio is 1.
         freeze_moe_router: no gradient for the routers of a mixture of experts.
+        neftune_noise_alpha: size of uniform noise on the embeddings, which SFT adds while it trains; null is
+            none.
         gradient_checkpointing: recompute activations in the backward pass.
         gradient_checkpointing_kwargs: arguments of torch.utils.checkpoint; use_reentrant is false unless set.
         lora: adapters; null or rank 0 trains all weights.
@@ -72,6 +75,8 @@ def load_policy(
             "model.lora.lora_dropout has no effect with model.disable_dropout=true (found "
             f"{lora.lora_dropout!r}); set model.disable_dropout=false or model.lora.lora_dropout=0."
         )
+    if neftune_noise_alpha is not None and not neftune_noise_alpha > 0:
+        raise ConfigError(f"model.neftune_noise_alpha must be null or > 0 (found {neftune_noise_alpha!r}).")
     _import_packages(external_lib)
     init_kwargs = dict(model_init_kwargs or {})
     files, adapter = _files_of(path, init_kwargs.get("revision"), lora)
@@ -95,6 +100,7 @@ def load_policy(
         _zero_dropout_(model)
     if freeze_moe_router:
         freeze_routers_(model)
+    base_of(model).neftune_noise_alpha = neftune_noise_alpha
     if gradient_checkpointing:
         _checkpoint_gradients_(model, gradient_checkpointing_kwargs or {})
     trainable_parameters(model)

@@ -139,3 +139,34 @@ def test_a_smoothing_out_of_range_is_refused(
         ConfigError, match=rf"algo\.label_smoothing_factor must be in \[0, 1\) \(found {value}\)"
     ):
         SFT(policy=tiny_policy(), label_smoothing_factor=value)
+
+
+def test_noise_on_embeddings_is_a_row_s_own_whatever_the_cut_and_the_layout(
+    batch: RolloutBatch, tiny_policy: Callable[..., LlamaForCausalLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SFT, "step", 3)
+
+    def loss(alpha: float | None, packing: bool, size: int) -> float:
+        module = SFT(policy=tiny_policy(), packing=packing, batch=BatchPlan(micro_batch_size=size))
+        module.policy.neftune_noise_alpha = alpha
+        return loss_of(module, batch).item()
+
+    noisy = loss(5.0, False, 6)
+    assert abs(noisy - loss(None, False, 6)) > 1e-5
+    for packing, size in ((True, 6), (True, 2), (False, 1)):
+        assert loss(5.0, packing, size) == pytest.approx(noisy, rel=1e-6)
+    monkeypatch.setattr(SFT, "step", 4)
+    assert abs(loss(5.0, False, 6) - noisy) > 1e-6
+
+
+def test_noise_is_of_the_size_of_its_paper(
+    batch: RolloutBatch, tiny_policy: Callable[..., LlamaForCausalLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SFT, "step", 0)
+    module = SFT(policy=tiny_policy())
+    module.policy.neftune_noise_alpha = 5.0
+    (noise,) = module._noise(batch.select([2]), [30])
+    width = module.policy.config.hidden_size
+    bound = 5.0 / (30 * width) ** 0.5
+    assert noise.shape == (30, width) and noise.abs().max() <= bound
+    assert noise.square().mean().sqrt().item() == pytest.approx(bound / 3**0.5, rel=0.1)

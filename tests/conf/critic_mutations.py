@@ -15,6 +15,7 @@ MIRRORED = {
     "model.external_lib": ("no_such_package",),
     "model.disable_dropout": ("false", "model.model_config={attention_dropout: 0.5}"),
     "model.freeze_moe_router": ("true",),
+    "model.neftune_noise_alpha": (5.0,),
     "model.gradient_checkpointing": ("true",),
     "model.gradient_checkpointing_kwargs": ("{use_reentrant: true}", "model.gradient_checkpointing=true"),
     "model.lora.lora_rank": (2,),

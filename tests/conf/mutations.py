@@ -210,6 +210,7 @@ def table(folder: Path) -> dict[str, Mutation]:
         "model.attn_implementation": to("eager"),
         "model.model_config": to("{rms_norm_eps: 0.1}"),
         "model.model_init_kwargs": to("{no_such_argument: 1}"),
+        "model.neftune_noise_alpha": to(5.0),
         "model.external_lib": to("no_such_package"),
         "model.disable_dropout": to("false", "+model.model_config.attention_dropout=0.5"),
         "model.gradient_checkpointing_kwargs": to(

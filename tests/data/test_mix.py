@@ -6,6 +6,7 @@ import pytest
 import torch
 from byte_tokenizer import byte_tokenizer
 
+from lit_rl.data.loader import LoaderOptions
 from lit_rl.data.mix import Curriculum, Mix
 from lit_rl.data.order import RowOrder, TrainBatches
 from lit_rl.data.parquet import Block
@@ -67,6 +68,17 @@ def test_steps_of_a_mix_never_hold_a_row_twice_and_fall_behind_by_less_than_a_st
     assert all(abs(served[name] - planned[name]) < size for name in planned)
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_share_the_steps_of_a_mix_without_loss_or_repeat(ranks: int) -> None:
+    whole = list(TrainBatches(mix([1, 2, 1]), batch_size=8, steps=40))
+    parts = [
+        list(TrainBatches(mix([1, 2, 1]), batch_size=8, steps=40, rank=r, world_size=ranks))
+        for r in range(ranks)
+    ]
+    for step, batch in enumerate(whole):
+        assert sorted(chain.from_iterable(part[step] for part in parts)) == sorted(batch)
+
+
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_a_curriculum_goes_up_in_every_epoch(shuffle: bool) -> None:
     values = torch.tensor([3.0, 1, 2, 1, 1, 2, 0, 1])
@@ -99,8 +111,9 @@ def test_weights_and_curriculum_act_on_files_and_resume_at_the_exact_row(
     files = two_files(prompt_rows, write_parquet)
     settings = {"source_weights": {"test/even": 3, "test/odd": 1}, "curriculum_key": "level"}
 
-    def loader():
-        return module(files, total_epochs=2, **settings).train_dataloader()
+    def loader(workers: int = 0):
+        options = LoaderOptions(num_workers=workers)
+        return module(files, total_epochs=2, loader=options, **settings).train_dataloader()
 
     whole = [(b.prompt_row.tolist(), b.columns["data_source"], b.columns["level"]) for b in loader()]
     assert len(whole) == 10
@@ -110,7 +123,7 @@ def test_weights_and_curriculum_act_on_files_and_resume_at_the_exact_row(
     ]
     assert evens[:10] == evens[10:20] == sorted(evens[:10]) and max(evens) == 4
     for stop in (1, 6):
-        first, second = loader(), loader()
+        first, second = loader(), loader(workers=2)
         running = iter(first)
         for _ in range(stop):
             next(running)
