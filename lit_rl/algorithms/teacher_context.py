@@ -80,7 +80,11 @@ def teacher_contexts(
 
 def _as_text(value: Any) -> str | None:
     """A column's value as feedback: text as it stands, anything else as JSON."""
-    return value if value is None or isinstance(value, str) else json.dumps(value, default=str)
+    return (
+        value
+        if value is None or isinstance(value, str)
+        else json.dumps(value, ensure_ascii=False, default=str)
+    )
 
 
 def fill_in_(rollout: RolloutBatch, prompts: Sequence[TeacherPrompt], pad_token_id: int) -> None:

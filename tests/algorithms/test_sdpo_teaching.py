@@ -194,6 +194,18 @@ def test_contexts_are_those_of_the_group_on_whichever_rank_it_lies(
     assert prompts(batch.select([*range(8, 12), *range(0, 4)])) == [*whole[8:12], *whole[0:4]]
 
 
+def test_a_column_of_any_type_can_be_the_feedback(with_prompts: Callable, chat: Any) -> None:
+    batch = with_prompts(P=1, G=4)
+    batch.rewards, batch.feedback = torch.zeros(4), None
+    batch.columns["errors"] = ["a text", {"line": 3, "kind": ["é"]}, 7, None]
+    data = type("Columns", (), {"prompt_key": "prompt", "data_source_key": "s", "reward_model_key": "r"})
+    reprompt = Reprompt(include_environment_feedback=True)
+    found = teacher_contexts(
+        batch, samples_of(batch, chat, data), reprompt, chat, feedback_key="errors", numbers=[0.0] * 4
+    )
+    assert found.feedback == ["a text", '{"line": 3, "kind": ["é"]}', "7", None]
+
+
 @pytest.mark.parametrize("rows", [slice(0, 4), slice(0, 12)])
 def test_a_success_may_be_left_without_a_teacher(
     rows: slice, tiny_policy: Callable, train: Callable, with_prompts: Callable, common: dict
