@@ -8,6 +8,7 @@
 | `rollout/loss_tokens` | tokens that count in the loss |
 | `rollout/empty_frac` | rows without a token that counts / rows |
 | `rollout/reward`, `reward/<function>` | mean over rows that have one |
+| `rollout/reward/<source>`, `rollout/rows/<source>` | mean over rows of a data source; their number |
 | `rollout/reward_min`, `rollout/reward_max` | over the rows of the step that have one |
 | `rollout/reward_std` | mean over groups of the standard deviation in the group |
 | `rollout/zero_variance_frac` | groups of equal rewards / groups |
@@ -21,6 +22,8 @@
 
 A row is right when its weighted reward reaches 1 (to 1e-6).
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -76,6 +79,20 @@ def add_reward_metrics(sums: MetricSums, rollout: RolloutBatch) -> None:
         sums.add("rollout/zero_variance_frac", is_flat(groups).sum(), count)
     sums.add("rollout/all_right_frac", (low >= RIGHT).sum(), count)
     sums.add("rollout/all_wrong_frac", (high < RIGHT).sum(), count)
+
+
+def add_source_metrics(sums: MetricSums, rewards: Tensor, sources: Sequence[str | None]) -> None:
+    """Mean reward and number of rows by data source; rows without a source are in no such metric.
+
+    Args:
+        sums: where they go.
+        rewards: (B,) float, NaN where there is none.
+        sources: B of them.
+    """
+    for name in dict.fromkeys(source for source in sources if source is not None):
+        own = rewards[[i for i, source in enumerate(sources) if source == name]]
+        sums.add(f"rollout/reward/{name}", own.nansum(), (~own.isnan()).sum())
+        sums.add(f"rollout/rows/{name}", len(own), 1.0 / world_size())
 
 
 def is_flat(groups: Tensor) -> Tensor:

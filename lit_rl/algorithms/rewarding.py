@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from lit_rl.algorithms.reporting import add_source_metrics
 from lit_rl.batch import RolloutBatch
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ def fill_rewards_(module: RLModule, rollout: RolloutBatch) -> None:
     rollout.rewards = scores.rewards.to(module.device)
     rollout.rewards_per_func = scores.rewards_per_func.to(module.device)
     rollout.feedback = scores.feedback
+    own = module.trainer.datamodule.data_source_key  # type: ignore[attr-defined]
+    add_source_metrics(module.sums, rollout.rewards, rollout.columns.get(own, []))
     for name, (total, count) in scores.sums.items():
         module.sums.add(f"reward/{name}", total, count)
 

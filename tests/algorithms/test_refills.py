@@ -28,6 +28,8 @@ class FakeStep:
     Rows below `flat_below` get equal rewards. Completion g of row r has r + g + 1 tokens.
     """
 
+    data_source_key = "data_source"
+
     def __init__(self, flat_below: int, order: RowOrder = ORDER) -> None:
         self.flat_below, self.order = flat_below, order
         self.sums, self.device, self.sampling = MetricSums(), torch.device("cpu"), Sampling(temperature=0.7)
