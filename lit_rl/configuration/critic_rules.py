@@ -15,6 +15,7 @@ MIRRORED_RULES = (
     algorithm_rules.repeated_keys,
     trainer_rules.true_precision,
     trainer_rules.flash_attention,
+    trainer_rules.activation_offload,
     run_rules.warm_up,
     run_rules.shape_of_schedule,
     run_rules.optimizer_and_schedule,

@@ -29,6 +29,7 @@ RULES: list[Rule] = [
     trainer.true_precision,
     trainer.flash_attention,
     trainer.cache_of_a_gpu,
+    trainer.activation_offload,
     batch.whole_prompts_per_rank,
     batch.whole_optimizer_batches,
     batch.micro_batch_within_optimizer_batch,

@@ -92,6 +92,16 @@ def true_precision(settings: Settings) -> str | None:
     return f"trainer.precision {precision!r} needs model.dtype={wanted} (found {dtype!r})."
 
 
+def activation_offload(settings: Settings) -> str | None:
+    """Without a GPU there is nothing to offload from."""
+    if not settings.get("model.enable_activation_offload") or settings["trainer.accelerator"] != "cpu":
+        return None
+    return (
+        "model.enable_activation_offload (found True) has no effect with trainer.accelerator 'cpu', where "
+        "activations are in CPU memory already; it needs a GPU."
+    )
+
+
 def flash_attention(settings: Settings) -> str | None:
     """Rule 29."""
     if settings.get("model.attn_implementation") != "flash_attention_2":

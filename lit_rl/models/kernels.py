@@ -1,13 +1,16 @@
 """Kernels: what changes the speed and memory of forward passes, and nothing else."""
 
+import importlib.util
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
+from lit_rl.errors import ConfigError
 from lit_rl.models.flat_attention import set_flat_attention_
 from lit_rl.models.score import Rows, completion_hidden
 from lit_rl.models.weights import base_of
@@ -20,11 +23,53 @@ class Kernels:
     Args:
         share_prefix: compute a prompt once for all its rows in a micro-batch, forward and backward. Where an
             architecture does not allow it, its rows are computed one by one, and a line says so.
+        use_liger_kernel: Liger's fused norms, rotary embeddings and gated layers; a GPU and the package
+            liger-kernel.
+        liger_kernel_config: which of them, by the names of Liger's own functions, such as `rms_norm`.
+        torch_compile: compile each decoder layer for passes that score and train; decoding is not compiled.
+        torch_compile_backend: null is torch's inductor.
+        torch_compile_mode: null, or "default", "reduce-overhead", "max-autotune",
+            "max-autotune-no-cudagraphs".
+
+    Raises:
+        ConfigError: Liger's kernels cannot run here, or a backend or mode that torch does not know.
     """
 
     key: ClassVar[str] = "model.kernels"
 
     share_prefix: bool = True
+    use_liger_kernel: bool = False
+    liger_kernel_config: dict[str, bool] = field(default_factory=dict)
+    torch_compile: bool = False
+    torch_compile_backend: str | None = None
+    torch_compile_mode: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.use_liger_kernel:
+            self._check_liger()
+        known = {
+            "torch_compile_backend": torch.compiler.list_backends(exclude_tags=())
+            if self.torch_compile
+            else [],
+            "torch_compile_mode": list(MODES),
+        }
+        for name, legal in known.items():
+            value = getattr(self, name)
+            if value is not None and value not in legal and self.torch_compile:
+                raise ConfigError(
+                    f"{self.key}.{name} must be null or one of {', '.join(legal)} (found {value!r})."
+                )
+
+    def _check_liger(self) -> None:
+        if not torch.cuda.is_available():
+            raise ConfigError(
+                f"{self.key}.use_liger_kernel must be false without a GPU (found True, and no GPU is "
+                "visible): Liger's kernels are written in Triton."
+            )
+        if importlib.util.find_spec("liger_kernel") is None:
+            raise ConfigError(
+                f"{self.key}.use_liger_kernel needs the package liger-kernel, which is not installed."
+            )
 
     def apply_(self, model: nn.Module) -> None:
         """Switch the model over.
@@ -32,11 +77,47 @@ class Kernels:
         Args:
             model: a Hugging Face causal language model, or a PEFT model around one.
         """
+        if self.use_liger_kernel:
+            _use_liger_(base_of(model), self.liger_kernel_config)
         if self.share_prefix and (reason := share_prefixes_(model)) is not None:
             rank_zero_info(
                 f"{self.key}.share_prefix: prompts are computed once per row, since {reason}; "
                 f"{self.key}.share_prefix=false silences this."
             )
+        if self.torch_compile and base_of(model).device.type != "meta":
+            compile_layers_(model, self.torch_compile_backend or "inductor", self.torch_compile_mode)
+
+
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
+def _use_liger_(model: nn.Module, config: dict[str, bool]) -> None:
+    """Liger's layers in the place of the model's; the head is ours, so none of its losses."""
+    from liger_kernel.transformers import _apply_liger_kernel_to_instance
+
+    off = {"cross_entropy": False, "fused_linear_cross_entropy": False}
+    _apply_liger_kernel_to_instance(model=model, **{**off, **config})
+
+
+def compile_layers_(model: nn.Module, backend: str, mode: str | None) -> None:
+    """Compile each decoder layer by itself, with sizes that may change; copies of the model are not compiled.
+
+    Args:
+        model: a Hugging Face causal language model, or a PEFT model around one.
+        backend: a name that torch.compile knows.
+        mode: of torch.compile.
+
+    Raises:
+        ConfigError: the architecture has no layers of transformers' own kind.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            f"{Kernels.key}.torch_compile must be false for {type(base_of(model)).__name__}, whose layers "
+            "are none of transformers' decoder layers (found True)."
+        )
+    for layer in layers:
+        layer.compile(backend=backend, mode=mode, dynamic=True)
 
 
 def share_prefixes_(model: nn.Module) -> str | None:

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from lit_rl.errors import ConfigError
 from lit_rl.models.kernels import DROPOUT_NAMES, Kernels
 from lit_rl.models.lora import LoRA, with_adapters, with_trained_adapter
+from lit_rl.models.offload import offload_activations_
 from lit_rl.models.parameters import freeze_routers_, trainable_parameters
 from lit_rl.models.settings import CONFIG_DEDICATED, DTYPES, check_names, check_settings
 from lit_rl.models.weights import base_of
@@ -32,6 +33,7 @@ def load_policy(
     neftune_noise_alpha: float | None = None,
     gradient_checkpointing: bool = False,
     gradient_checkpointing_kwargs: dict[str, Any] | None = None,
+    enable_activation_offload: bool = False,
     lora: LoRA | None = None,
     kernels: Kernels | None = None,
 ) -> nn.Module:
@@ -56,6 +58,7 @@ def load_policy(
             none.
         gradient_checkpointing: recompute activations in the backward pass.
         gradient_checkpointing_kwargs: arguments of torch.utils.checkpoint; use_reentrant is false unless set.
+        enable_activation_offload: keep what the backward pass needs in CPU memory; a GPU.
         lora: adapters; null or rank 0 trains all weights.
         kernels: how forward passes are computed.
 
@@ -69,6 +72,7 @@ def load_policy(
         model_init_kwargs=model_init_kwargs or {},
         gradient_checkpointing=gradient_checkpointing,
         gradient_checkpointing_kwargs=gradient_checkpointing_kwargs or {},
+        enable_activation_offload=enable_activation_offload,
     )
     if lora.lora_dropout and disable_dropout:
         raise ConfigError(
@@ -103,6 +107,8 @@ def load_policy(
     base_of(model).neftune_noise_alpha = neftune_noise_alpha
     if gradient_checkpointing:
         _checkpoint_gradients_(model, gradient_checkpointing_kwargs or {})
+    if enable_activation_offload:
+        offload_activations_(model)
     trainable_parameters(model)
     (kernels or Kernels()).apply_(model)
     return model.train()

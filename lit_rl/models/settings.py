@@ -84,6 +84,7 @@ def check_settings(
     model_init_kwargs: Mapping[str, Any],
     gradient_checkpointing: bool,
     gradient_checkpointing_kwargs: Mapping[str, Any],
+    enable_activation_offload: bool = False,
 ) -> None:
     """Refuse values of `load_policy` that cannot work, without reading a file.
 
@@ -99,6 +100,11 @@ def check_settings(
         )
     if attn_implementation == "flash_attention_2":
         _check_flash_attention(dtype)
+    if enable_activation_offload and not torch.cuda.is_available():
+        raise ConfigError(
+            "model.enable_activation_offload must be false without a GPU (found True, and no GPU is "
+            "visible): activations are in CPU memory already."
+        )
     _check_init_kwargs(model_init_kwargs)
     if gradient_checkpointing_kwargs and not gradient_checkpointing:
         raise ConfigError(

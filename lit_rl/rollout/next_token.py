@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -93,7 +93,8 @@ class NextToken:
 
 @contextmanager
 def decoding(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no gradients, no gradient checkpointing (it turns caches off); undone at the end."""
+    """Evaluation mode, no gradients, nothing compiled (a cache has a new size at every token), no gradient
+    checkpointing (it turns caches off); undone at the end."""
     modules = list(model.modules())
     was_training = [module.training for module in modules]
     checkpointed = [module for module in modules if getattr(module, "gradient_checkpointing", False)]
@@ -101,7 +102,9 @@ def decoding(model: nn.Module) -> Iterator[None]:
         model.eval()
         for module in checkpointed:
             module.gradient_checkpointing = False  # type: ignore[assignment]
-        with torch.no_grad():
+        is_compiled = any(module._compiled_call_impl is not None for module in modules)
+        stance = torch.compiler.set_stance("force_eager") if is_compiled else nullcontext()
+        with torch.no_grad(), stance:
             yield
     finally:
         for module, flag in zip(modules, was_training, strict=True):

@@ -62,7 +62,11 @@ SHAPES = {
     "sdpo_sampled_token": Shape("sdpo"),
     "sdpo_full_logits": Shape("sdpo", mode="full_logits"),
     "sdpo_topk_logits": Shape("sdpo", mode="topk_logits"),
+    # Too little to say anything about speed: whether the scripts run, and whether the losses agree.
+    "grpo_smoke": Shape("grpo", generations=4, micro_batch=4, max_completion=4),
+    "sdpo_smoke": Shape("sdpo", generations=4, micro_batch=4, max_completion=4),
 }
+MEASURED = tuple(name for name in SHAPES if not name.endswith("smoke"))
 TOPK = 100
 FIRST_ROW = 4  # of GSM8K's training split; rows 4 to 7 have 57 to 137 tokens
 SUCCESSES = 2  # the first rows of each group

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from fixed_work import PHASES, SHAPES
+from fixed_work import MEASURED, PHASES, SHAPES
 
 HERE = Path(__file__).resolve().parent
 GOALS = {"grpo_short": 1 / 2, "grpo_long": 1 / 5}
@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--model")
     parser.add_argument("--data")
     parser.add_argument("--trl-python")
-    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
+    parser.add_argument("--shapes", nargs="+", default=MEASURED, choices=SHAPES)
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--steps", type=int, default=3, help="per run, a warm-up step included")
     parser.add_argument("--threads", type=int, default=1)

@@ -216,6 +216,11 @@ def table(folder: Path) -> dict[str, Mutation]:
         "model.gradient_checkpointing_kwargs": to(
             "{use_reentrant: true}", "model.gradient_checkpointing=true"
         ),
+        "model.enable_activation_offload": to("true"),
+        "model.kernels.use_liger_kernel": to("true"),
+        "model.kernels.liger_kernel_config": to("{rms_norm: true}"),
+        "model.kernels.torch_compile_backend": to("eager"),
+        "model.kernels.torch_compile_mode": to("default"),
         "model.lora.lora_rank": to(2),
         "model.lora.lora_alpha": to(64, *lora, "optim.lr=1e-2"),
         "model.lora.lora_dropout": to(0.5, *lora, "model.disable_dropout=false"),

@@ -100,6 +100,8 @@ INFORMATIONAL = {
     "reward.num_workers": "the same rewards, by more processes (tests of rewards)",
     "reward.timeout": "no call of this run takes long (tests of rewards)",
     "model.kernels.share_prefix": "speed and memory only (tests/models/test_shared_prefix.py)",
+    "model.kernels.torch_compile": "speed and memory only (tests/models/test_kernels.py)",
+    "algo.critic.model.kernels.torch_compile": "as model.kernels.torch_compile",
     "logger.csv.root_dir": "the folder of the run",
     "data.loader.pin_memory": "only where there is a CUDA device",
     "reward.reward_funcs.by_source.sources": "no row has another source (tests of rewards)",

@@ -1,0 +1,100 @@
+"""Switches of speed and memory: scores and gradients are what they are without."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lit_rl.errors import ConfigError
+from lit_rl.models.kernels import Kernels
+from lit_rl.models.load import load_policy
+from lit_rl.models.offload import offload_activations_
+from lit_rl.models.score import Rows, score
+from lit_rl.rollout.next_token import decoding
+
+SIZES = [(2, 4, 10, 6), (3, 2, 12, 5), (4, 3, 9, 7)]  # P, G, S, T; torch compiles sizes of 1 apart
+
+
+def rows_of(prompts: int, group: int, prompt_tokens: int, tokens: int) -> Rows:
+    rows, g = prompts * group, torch.Generator().manual_seed(0)
+    numbers = torch.arange(rows)[:, None] // group + torch.arange(prompt_tokens)
+    lengths = torch.randint(1, tokens + 1, (rows,), generator=g)
+    completions = torch.randint(1, 40, (rows, tokens), generator=g)
+    return Rows(numbers % 40 + 1, torch.full((rows,), prompt_tokens), completions, lengths)
+
+
+def scored(model: nn.Module, rows: Rows) -> tuple[Tensor, Tensor]:
+    """Log-probabilities, and the gradient of a weighted sum of them."""
+    model.zero_grad()
+    logps = score(model, rows).logps
+    (logps * torch.linspace(-1, 1, logps.numel()).view_as(logps)).sum().backward()
+    gradients = [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
+    return logps.detach(), torch.cat(gradients)
+
+
+def frames() -> int:
+    """What torch has compiled in this process."""
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share_prefix", [True, False])
+def test_compiled_layers_give_the_scores_and_gradients_of_plain_ones(share_prefix: bool) -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    kernels = Kernels(share_prefix, torch_compile=True, torch_compile_backend="aot_eager")
+    plain, compiled = load_policy(kernels=Kernels(share_prefix)), load_policy(kernels=kernels)
+    for sizes in SIZES:
+        rows = rows_of(*sizes)
+        for found, wanted in zip(scored(compiled, rows), scored(plain, rows), strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    assert frames() == 1  # one graph for all layers and sizes
+    with decoding(compiled):
+        compiled(input_ids=torch.arange(1, 5)[None], use_cache=True)
+    assert frames() == 1
+    twin = copy.deepcopy(compiled)
+    assert all(module._compiled_call_impl is None for module in twin.modules())
+
+
+def test_a_backend_or_mode_that_torch_does_not_know_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"torch_compile_backend must be null or one of .*inductor"):
+        Kernels(torch_compile=True, torch_compile_backend="fast")
+    with pytest.raises(ConfigError, match=r"torch_compile_mode must be .*max-autotune.* \(found 'fast'\)"):
+        Kernels(torch_compile=True, torch_compile_mode="fast")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU it depends on the package")
+def test_liger_and_offload_are_refused_without_a_gpu() -> None:
+    with pytest.raises(ConfigError, match="use_liger_kernel must be false without a GPU"):
+        Kernels(use_liger_kernel=True)
+    with pytest.raises(ConfigError, match="enable_activation_offload must be false without a GPU"):
+        load_policy(enable_activation_offload=True)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_offloaded_activations_give_the_same_gradients(device: str) -> None:
+    plain, offloaded = load_policy().to(device), load_policy().to(device)
+    offload_activations_(offloaded)
+    rows = Rows(*(tensor.to(device) for tensor in rows_of(*SIZES[0])))
+    for found, wanted in zip(scored(offloaded, rows), scored(plain, rows), strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_only_the_decoder_saves_outside() -> None:
+    """An error inside it leaves no hook behind."""
+    model = load_policy()
+    offload_activations_(model)
+    with pytest.raises(IndexError):
+        model(input_ids=torch.tensor([[10**6]]))
+    weight = nn.Parameter(torch.ones(3))
+    saved = (weight * 2).exp()
+    assert saved.grad_fn is not None and saved.grad_fn._saved_result is not None
+    assert torch.autograd.grad(saved.sum(), weight)[0].shape == (3,)
+
+
+def test_checkpointing_gives_the_same_gradients() -> None:
+    rows = rows_of(*SIZES[0])
+    checkpointed, plain = load_policy(gradient_checkpointing=True), load_policy()
+    for found, wanted in zip(scored(checkpointed, rows), scored(plain, rows), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-7)
