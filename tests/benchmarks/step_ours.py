@@ -50,6 +50,7 @@ def overrides(args: argparse.Namespace, shape: Shape, folder: Path) -> list[str]
         "model.gradient_checkpointing=false",
         "data=gsm8k",
         f"data.train_files={prompts_file(args, shape, folder)}",
+        "data.val_files=null",
         f"data.train_batch_size={shape.prompts}",
         f"data.max_prompt_length={limit}",
         "data.shuffle=false",
