@@ -1,6 +1,7 @@
 """RolloutDump: every row of every step, for reading, and for scoring again."""
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -77,9 +78,14 @@ def dumped_rows(pl_module: Any, step: int) -> list[dict[str, Any]]:
         row["prompt_ids"] = rollout.prompt_ids[b, width - length :].tolist()
         row["completion_ids"] = rollout.completion_ids[b, : row["length"]].tolist()
         row["policy_version"] = None if rollout.policy_version is None else int(rollout.policy_version[b])
+        row["baseline"] = None if rollout.baselines is None else _number(float(rollout.baselines[b]))
         row["teacher_prompt"] = _teacher_prompt(rollout, b, pl_module.chat)
         row["columns"] = {name: values[b] for name, values in rollout.columns.items()}
     return rows
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _teacher_prompt(rollout: Any, b: int, chat: Any) -> str | None:

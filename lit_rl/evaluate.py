@@ -180,6 +180,7 @@ def main(arguments: Sequence[str], conf: Path) -> dict[str, Any]:
     """
     tree = compose(Source(conf, "evaluate"), list(arguments)).tree
     reward: RewardSum = built(tree["reward"])
+    reward.to_(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     data: Responses = built(tree["data"])
     assert data.path is not None
     rows, prompts = scored_rows(data.path, data, reward)

@@ -1,24 +1,31 @@
 """Scores dumped rollouts again: `python -m lit_rl.rescore RUN_DIR ...`; `--show` prints them.
 
 Reads the files that the callback `rollout_dump` wrote (`callbacks=[default,rollout_dump]`), calls the reward
-of `conf/evaluate.yaml` or another one on every row, and prints old and new reward by step. With the run's own
-reward the numbers are the same bit for bit.
+of `conf/evaluate.yaml` or another one on every row, estimates the advantages as the run did or with
+`--estimator`, and prints old and new by step. With the run's own reward and estimator the numbers are the
+same bit for bit. A KL in the reward and a critic's values are in no dump: advantages that need them are left out.
 """
 
 import argparse
 import json
+import math
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
+import torch
+import yaml
 
+from lit_rl.batch import length_mask
 from lit_rl.configuration.build import built
 from lit_rl.configuration.compose import Source, compose
 from lit_rl.configuration.report import print_user_error, user_error
 from lit_rl.errors import DataError
+from lit_rl.objectives.advantage import Advantage, ScoredRows
 from lit_rl.rewards.base import RewardSum, Sample
 
 
@@ -32,7 +39,7 @@ def dumped_steps(folder: Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
         DataError: there are no such files.
     """
     steps: dict[int, list[Path]] = {}
-    for file in sorted(folder.glob("step_*")):
+    for file in sorted(folder.glob("step_*"), key=_place):
         if file.suffix in (".jsonl", ".parquet"):
             steps.setdefault(int(file.name[5:13]), []).append(file)
     if not steps:
@@ -58,12 +65,63 @@ def rescored(rows: Sequence[dict[str, Any]], reward: RewardSum, keys: dict[str, 
             completion_ids=row["completion_ids"],
             columns=row["columns"],
             finish_reason=row["finish_reason"],
+            prompt_ids=row["prompt_ids"],
+            row=row["prompt_row"],
             data_source_key=keys["data_source_key"],
             reward_model_key=keys["reward_model_key"],
         )
         for row in rows
     ]
     return reward(samples).rewards.tolist()
+
+
+class Rescored(NamedTuple):
+    """One step, scored again.
+
+    Attributes:
+        step: of the run.
+        rows: of the step.
+        old: mean reward in the run.
+        new: mean reward now.
+        differ: rows whose reward differs.
+        advantages_differ: rows whose advantage differs; None where there is none to compare.
+    """
+
+    step: int
+    rows: int
+    old: float
+    new: float
+    differ: int
+    advantages_differ: int | None
+
+
+def estimated(
+    rows: Sequence[dict[str, Any]], rewards: Sequence[float], advantage: Advantage, *, mask_truncated: bool
+) -> list[float | None]:
+    """Advantage of each row, or the mean of its tokens' advantages.
+
+    Args:
+        rows: of one step, those of a prompt adjacent.
+        rewards: of the rows, NaN where there is none.
+        advantage: estimator.
+        mask_truncated: rows cut at the length limit do not count, as in the run.
+    """
+    lengths = torch.tensor([len(row["completion_ids"]) for row in rows])
+    totals = torch.tensor(rewards, dtype=torch.float32)
+    counts = ~totals.isnan()
+    if mask_truncated:
+        counts &= torch.tensor([row["finish_reason"] != "length" for row in rows])
+    mask = length_mask(lengths, int(lengths.max())) & counts[:, None]
+    baselines = torch.tensor([_number(row.get("baseline")) for row in rows])
+    scored = ScoredRows(totals, lengths, mask, torch.zeros(mask.shape), baselines)
+    found = advantage(scored, 1 + max(row["generation"] for row in rows))
+    return [
+        value if math.isfinite(value) else None
+        for value in (
+            float(own if own.dim() == 0 else own[:length].mean())
+            for own, length in zip(found, lengths.tolist(), strict=True)
+        )
+    ]
 
 
 def shown(row: dict[str, Any]) -> str:
@@ -83,19 +141,20 @@ def shown(row: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str], conf: Path) -> list[tuple[int, float, float]]:
-    """Print old and new mean reward by step, or the rows.
+def main(arguments: Sequence[str], conf: Path) -> list[Rescored]:
+    """Print old and new rewards and advantages by step, or the rows.
 
     Args:
         arguments: the command line.
         conf: folder of yaml files.
 
     Returns:
-        (step, old mean, new mean) of each step; empty with --show.
+        What came of each step; empty with --show.
     """
     parser = argparse.ArgumentParser(prog="python -m lit_rl.rescore", description=__doc__)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("overrides", nargs="*", help="key=value, as for lit_rl.evaluate")
+    parser.add_argument("--estimator", help="another algo.advantage.adv_estimator than the run's")
     parser.add_argument("--show", action="store_true", help="print the rows instead")
     given = parser.parse_args(arguments)
     steps = dumped_steps(given.run_dir / "rollouts")
@@ -105,17 +164,54 @@ def main(arguments: Sequence[str], conf: Path) -> list[tuple[int, float, float]]
         return []
     tree = compose(Source(conf, "evaluate"), given.overrides).tree
     reward: RewardSum = built(tree["reward"])
+    reward.to_(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    algo = _settings(given.run_dir)
+    advantage = _estimator(algo, given.estimator)
     found = []
-    print(
-        "| step | rows | reward in the run | reward now | rows that differ |\n| --- | --- | --- | --- | --- |"
-    )
+    print("| step | rows | reward in the run | reward now | rows that differ | advantages that differ |")
+    print("| --- | --- | --- | --- | --- | --- |")
     for step, rows in steps:
         old = [row["reward"] for row in rows]
-        new = [None if value != value else value for value in rescored(rows, reward, tree["data"])]
-        differ = sum(a != b for a, b in zip(old, new, strict=True))
-        found.append((step, _mean(old), _mean(new)))
-        print(f"| {step} | {len(rows)} | {found[-1][1]:.4f} | {found[-1][2]:.4f} | {differ} |")
+        rewards = rescored(rows, reward, tree["data"])
+        new = [None if value != value else value for value in rewards]
+        others = None
+        if advantage is not None and any(row["advantage"] is not None for row in rows):
+            truncated = bool(algo.get("mask_truncated_completions"))
+            now = estimated(rows, rewards, advantage, mask_truncated=truncated)
+            others = _differ([row["advantage"] for row in rows], now)
+        done = Rescored(step, len(rows), _mean(old), _mean(new), _differ(old, new), others)
+        found.append(done)
+        last = "" if others is None else others
+        print(f"| {step} | {len(rows)} | {done.old:.4f} | {done.new:.4f} | {done.differ} | {last} |")
     return found
+
+
+def _settings(run_dir: Path) -> dict[str, Any]:
+    """`algo` of the run; nothing where the run left no configuration."""
+    file = run_dir / "config.yaml"
+    return yaml.safe_load(file.read_text("utf-8"))["algo"] if file.is_file() else {}
+
+
+def _estimator(algo: dict[str, Any], name: str | None) -> Advantage | None:
+    """The run's estimator, or another with its settings; None where a dump does not hold what it needs."""
+    node = {key: value for key, value in (algo.get("advantage") or {}).items() if key != "_target_"}
+    advantage = Advantage(**{**node, **({} if name is None else {"adv_estimator": name})})
+    has_penalty = (algo.get("kl") or {}).get("use_kl_in_reward", False)
+    return None if advantage.adv_estimator == "gae" or has_penalty else advantage
+
+
+def _place(file: Path) -> tuple[str, int]:
+    """Step, and number of the rank."""
+    rank = re.search(r"\.rank(\d+)\.", file.name)
+    return file.name[:13], int(rank[1]) if rank else 0
+
+
+def _differ(old: Sequence[float | None], new: Sequence[float | None]) -> int:
+    return sum(a != b for a, b in zip(old, new, strict=True))
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def _rows(file: Path) -> list[dict[str, Any]]:

@@ -27,8 +27,8 @@ def test_a_dump_scored_again_is_the_same_and_another_reward_is_not(tmp_path: Pat
         capture_output=True,
     )
     same = main([str(tmp_path)], CLONE / "conf")
-    assert [step for step, _, _ in same] == [1, 2]
-    assert all(old == new for _, old, new in same)
+    assert [done.step for done in same] == [1, 2]
+    assert all(done.old == done.new and done.differ == 0 for done in same)
     steps = dict(dumped_steps(tmp_path / "rollouts"))
     assert [len(rows) for rows in steps.values()] == [32, 32]
     row = steps[1][0]
@@ -42,8 +42,29 @@ def test_a_dump_scored_again_is_the_same_and_another_reward_is_not(tmp_path: Pat
         "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return 7\n"
     )
     other = main([str(tmp_path), f"reward.custom_reward_function.path={score}"], CLONE / "conf")
-    assert all(new == 7.0 for _, _, new in other)
+    assert all(done.new == 7.0 for done in other)
     assert main([str(tmp_path), "--show"], CLONE / "conf") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ["grpo", "remax", "reinforce_plus_plus"])
+def test_the_run_s_estimator_gives_its_advantages_bit_for_bit_and_another_one_others(
+    tmp_path: Path, algo: str
+) -> None:
+    subprocess.run(
+        [
+            *(sys.executable, "train.py", f"algo={algo}", f"run_dir={tmp_path}", "logger=none"),
+            *("callbacks=[default,rollout_dump]", "data.train_batch_size=4", "trainer.max_steps=2"),
+            *("trainer.val_check_interval=0", "checkpoint.save_freq=-1"),
+        ],
+        cwd=CLONE,
+        check=True,
+        capture_output=True,
+    )
+    same = main([str(tmp_path)], CLONE / "conf")
+    assert [(done.differ, done.advantages_differ) for done in same] == [(0, 0), (0, 0)]
+    other = main([str(tmp_path), "--estimator", "opo"], CLONE / "conf")
+    assert all(done.differ == 0 and done.advantages_differ > 0 for done in other)
 
 
 def test_a_folder_without_dumps_says_how_to_make_them(tmp_path: Path) -> None:

@@ -360,6 +360,8 @@ class RLModule(L.LightningModule):
     def setup(self, stage: str) -> None:
         """Build what needs the initial policy. A checkpoint is read later, so copies start from there."""
         arguments.check_trainer(self.trainer)
+        if self.reward is not None:
+            self.reward.to_(self.trainer.strategy.root_device)
         if self.reward is not None and stage == "fit":
             self.reward.check_columns(self.trainer.datamodule.column_names())  # type: ignore[attr-defined]
         if self._is_built:

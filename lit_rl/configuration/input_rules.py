@@ -9,6 +9,7 @@ def reward_functions(settings: Settings) -> str | None:
     own = settings.get("reward.custom_reward_function.path")
     names = set(functions or ())
     count = len(names - {"by_source"}) + 1 if own is not None else len(names)
+    count += bool(settings.get("reward.reward_model.enable"))
     if weights is not None and len(weights) != count:
         return f"reward.reward_weights (found {len(weights)}) needs one for each of the {count} function(s)."
     if own is None:
@@ -24,11 +25,7 @@ def reward_model(settings: Settings) -> str | None:
     """Rule 34."""
     block = "reward.reward_model"
     if settings.get(f"{block}.enable"):
-        return (
-            f"{block}.enable needs {block}.path (found null)."
-            if settings.get(f"{block}.path") is None
-            else None
-        )
+        return None
     return settings.idle(settings.set_below(block, without=("enable",)), f"{block}.enable=true")
 
 

@@ -27,7 +27,7 @@ GROUPS = (
         ("arithmetic", "gsm8k", "math", "sciknoweval", "parquet", "reasoning_gym", "question", "chat_sft"),
     ),
     ("model", ("tiny", "smollm2_135m", "hf")),
-    ("reward", ("by_source", "soft_overlong", "random")),
+    ("reward", ("by_source", "soft_overlong", "random", "reward_model", "judge", "code")),
     (
         "algo",
         (
@@ -186,7 +186,7 @@ def _collect(
 def _comments(folder: Path) -> dict[str, str]:
     """What stands beside a key in the yaml files of a group, by the key's last name."""
     found: dict[str, str] = {}
-    for path in sorted(folder.glob("*.yaml")):
+    for path in sorted(folder.rglob("*.yaml")):
         for name, text in re.findall(r"^\s*(\w+):[^#\n]*#\s*(.+)$", path.read_text(), re.MULTILINE):
             found.setdefault(name, text.strip())
     return found

@@ -15,6 +15,9 @@
 | `json_answer.py` | the last JSON value, field by field |
 | `pattern.py`, `length.py`, `soft_overlong.py` | the form, the number of tokens |
 | `reasoning_gym.py` | the verifier of a procedural task |
+| `model.py`, `network.py` | a reward model's number: a sequence classifier, or a class of yours |
+| `judge.py` | the grade by a language model behind an OpenAI-compatible endpoint |
+| `code.py`, `sandbox.py`, `sandbox_guard.py` | a program against tests, in a sandbox |
 | `custom.py` | your own Python function, in verl's or TRL's signature |
 | `random.py` | a coin: the control run that must not improve |
 """

@@ -12,6 +12,8 @@ from torch import Tensor
 from lit_rl.errors import ConfigError
 from lit_rl.rewards.custom import from_function, load_function
 from lit_rl.rewards.manager import OutOfTime, limited, manager_of
+from lit_rl.rewards.model import NAME as MODEL
+from lit_rl.rewards.model import ModelReward, RewardModel
 from lit_rl.rewards.results import ON_ERROR, checked_results, settled
 from lit_rl.rewards.reward import Reward, RewardResult, Sample
 from lit_rl.rewards.waiting import WaitingReward, awaited
@@ -67,6 +69,7 @@ class RewardSum:
         on_error: when a function raises, runs out of time, or returns infinity, no score, or not one score
             per row: "error" stops and names the row, "zero" scores 0, "drop" takes the row out of the loss
             and the group's statistics. NaN and None are no errors.
+        reward_model: a network that scores too.
 
     Raises:
         ConfigError: no functions, not as many weights as functions, an unknown `on_error` or manager, or a
@@ -82,12 +85,15 @@ class RewardSum:
         num_workers: int = 2,
         timeout: float = 30.0,
         on_error: str = "error",
+        reward_model: RewardModel | None = None,
     ) -> None:
         functions = _with_custom(dict(reward_funcs or {}), custom_reward_function)
+        if reward_model is not None and reward_model.enable:
+            functions = {**functions, MODEL: reward_model.reward()}
         if not functions:
             raise ConfigError(
                 "reward.reward_funcs must hold at least one function (found none); use reward=by_source, or "
-                "set reward.custom_reward_function.path."
+                "set reward.custom_reward_function.path, or reward.reward_model.enable=true."
             )
         if on_error not in ON_ERROR:
             raise ConfigError(f"reward.on_error must be one of {', '.join(ON_ERROR)} (found {on_error!r}).")
@@ -138,6 +144,12 @@ class RewardSum:
         except OutOfTime:
             return None
 
+    def to_(self, device: torch.device) -> None:
+        """Let reward models score on this device."""
+        for function in self.functions.values():
+            if isinstance(function, ModelReward):
+                function.to_(device)
+
     def check_columns(self, available: Iterable[str]) -> None:
         """Refuse, before the first rollout, data that lacks what a function needs.
 
@@ -172,7 +184,9 @@ class RewardSum:
             if name in outcomes:
                 results, failed = settled(name, outcomes[name], samples, self.on_error)
             else:
-                results, failed = checked_results(name, self.manager.call(name), samples, self.on_error)
+                function = self.functions[name]
+                call = function if function.runs_alone else self.manager.call(name)
+                results, failed = checked_results(name, call, samples, self.on_error)
             columns.append(results)
             failures.append(failed)
         has_failed: set[int] = set().union(*failures)

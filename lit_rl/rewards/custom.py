@@ -39,16 +39,30 @@ def load_function(path: str, name: str) -> Reward:
         ConfigError: no such file or function, the file cannot be run, or the signature is neither verl's
             nor TRL's.
     """
-    key = "reward.custom_reward_function"
+    return from_function(from_file(path, name, "reward.custom_reward_function", "function"))
+
+
+def from_file(path: str, name: str, key: str, kind: str) -> Callable:
+    """A function or class of a Python file.
+
+    Args:
+        path: of the file.
+        name: in it.
+        key: dotted key of the pair, for messages.
+        kind: what is looked for, for messages.
+
+    Raises:
+        ConfigError: no such file or name, or the file cannot be run.
+    """
     file = Path(path).expanduser()
     if not file.is_file():
         raise ConfigError(f"{key}.path must be a Python file (found {path!r}, which does not exist).")
-    function = getattr(_module(file, f"{key}.path"), name, None)
-    if not callable(function):
+    found = getattr(_module(file, f"{key}.path"), name, None)
+    if not callable(found):
         raise ConfigError(
-            f"{key}.name must be a function in {path} (found {name!r}, which it does not define)."
+            f"{key}.name must be a {kind} in {path} (found {name!r}, which it does not define)."
         )
-    return from_function(function)
+    return found
 
 
 def from_function(function: Callable) -> Reward:

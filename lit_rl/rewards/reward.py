@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from lit_rl.errors import DataError
 
@@ -77,7 +77,13 @@ NO_ANSWER, AN_ANSWER = {"no_answer": 1.0}, {"no_answer": 0.0}
 
 
 class Reward(ABC):
-    """A verifier. Subclasses override `score`, or `__call__` where a whole batch is cheaper than its rows."""
+    """A verifier. Subclasses override `score`, or `__call__` where a whole batch is cheaper than its rows.
+
+    Attributes:
+        runs_alone: it is called in this process, without a limit of time, whatever the manager.
+    """
+
+    runs_alone: ClassVar[bool] = False
 
     def __call__(self, samples: list[Sample]) -> list[RewardResult]:
         """One result per sample, in order."""

@@ -23,6 +23,10 @@ class WaitingReward(Reward):
             timeout: seconds per call.
         """
 
+    def longest(self, count: int, timeout: float) -> float:
+        """Seconds after which every one of so many rows has its result or has failed."""
+        return 2 * timeout
+
     def __call__(self, samples: list[Sample]) -> list[RewardResult]:
         """One result per sample, without a limit of time. Raises what a row raised."""
         results = []
@@ -56,7 +60,8 @@ def awaited(
         return await asyncio.gather(*(f.outcomes(samples, timeout) for f in functions.values()))
 
     try:
-        lists = in_thread(lambda: asyncio.run(together()), 2 * timeout + GRACE)
+        longest = max(f.longest(len(samples), timeout) for f in functions.values())
+        lists = in_thread(lambda: asyncio.run(together()), longest + GRACE)
     except OutOfTime:
         error = OutOfTime(f"an asynchronous reward function gave no way within reward.timeout, {timeout:g} s")
         lists = [[error] * len(samples) for _ in functions]

@@ -35,6 +35,21 @@ def broken(data_source, solution_str, ground_truth, extra_info=None):
     raise ValueError("broken")
 """
 
+NETWORKS = """
+from lit_rl.rewards.network import SequenceClassifier
+
+
+class Shifted(SequenceClassifier):
+    def scores(self, rows, device):
+        return super().scores(rows, device) + 1
+
+
+class Halved(SequenceClassifier):
+    def scores(self, rows, device):
+        return super().scores(rows, device) / 2
+"""
+OTHER_TEMPLATE = "{% for m in messages %}{{ m.content }} {% endfor %}"
+
 
 @dataclass(frozen=True)
 class Mutation:
@@ -64,12 +79,19 @@ def table(folder: Path) -> dict[str, Mutation]:
     """Mutations by key.
 
     Args:
-        folder: holds `rewards.py` with REWARDS.
+        folder: holds `rewards.py` with REWARDS, `networks.py` with NETWORKS, and the classifiers
+            `reward_model` and `other_reward_model`, the second with OTHER_TEMPLATE.
     """
     own = f"reward.custom_reward_function.path={folder / 'rewards.py'}"
     length, broken, columns = (
         f"reward.custom_reward_function.name={name}" for name in ("length", "broken", "columns")
     )
+    classifier = (
+        "reward.reward_model.enable=true",
+        f"reward.reward_model.path={folder / 'reward_model'}",
+    )
+    own_network = f"reward.reward_model.custom_cls.path={folder / 'networks.py'}"
+    shifted = "reward.reward_model.custom_cls.name=Shifted"
     varied = ("rollout.val_kwargs.temperature=2.0",)
     lora = ("model.lora.lora_rank=2",)
     two_updates = ("algo.num_iterations=2", "algo.batch.optimizer_batch_size=8", "optim.lr=1e-3")
@@ -275,6 +297,14 @@ def table(folder: Path) -> dict[str, Mutation]:
         "reward.custom_reward_function.path": to(folder / "rewards.py"),
         "reward.custom_reward_function.name": to("other", own, length),
         "reward.on_error": to("zero", own, broken),
+        "reward.reward_model.enable": to("true", classifier[1]),
+        "reward.reward_model.path": to(folder / "other_reward_model", *classifier),
+        "reward.reward_model.external_lib": to("no_such_package", *classifier),
+        "reward.reward_model.input_tokenizer": to(folder / "other_reward_model", *classifier),
+        "reward.reward_model.tokenizer": to(folder / "other_reward_model", *classifier),
+        "reward.reward_model.max_length": to(2, *classifier),
+        "reward.reward_model.custom_cls.path": to(folder / "networks.py", *classifier, shifted),
+        "reward.reward_model.custom_cls.name": to("Halved", *classifier, own_network, shifted),
         # rollout
         "rollout.val_kwargs.n": to(2, *varied),
         "rollout.val_kwargs.temperature": to(1.5),

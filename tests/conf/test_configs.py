@@ -44,6 +44,11 @@ NEEDS = {  # what a choice cannot do without
     "data=reasoning_gym": ["data.task=chain_sum"],
     "data=chat_sft": ["algo=sft", "data.train_files=rows.parquet"],
     "model=hf": ["model.path=embedded"],
+    "reward=reward_model": ["reward.reward_model.path=embedded"],
+    "reward=judge": [
+        "reward.reward_funcs.judge.base_url=http://localhost:8000/v1",
+        "reward.reward_funcs.judge.model=any",
+    ],
     "algo=sft": ["data=chat_sft", "data.train_files=rows.parquet"],
     "callbacks=test_time_search": ["algo=sdpo", "experiment=sdpo_test_time"],
     "data=question": ["algo=sdpo", "experiment=sdpo_test_time"],
@@ -60,6 +65,10 @@ NEEDS = {  # what a choice cannot do without
 }
 # Where a yaml file differs from its class on purpose: the presets of an algorithm, and file names.
 ON_PURPOSE = {
+    "reward.reward_model.enable": "reward_model: the choice itself",
+    "reward.reward_model.path": "reward_model: must be given",
+    "reward.reward_funcs.judge.base_url": "must be given",
+    "reward.reward_funcs.judge.model": "must be given",
     "reward.reward_weights": "random: the true verifier is only logged; soft_overlong: its penalty",
     "data.train_files": "must be given, but for the embedded rows",
     "data.val_files": "as train_files",
@@ -84,6 +93,9 @@ PACKAGES = {"adamw_torchao": "torchao", "adamw_bnb": "bitsandbytes"}  # that nee
 WITHOUT_ROLLOUTS = {"num_generations", "mask_truncated_completions", "sampling", "reward"}
 NAMES_OF_THE_RUN = ("project", "name", "run_name", "experiment_name")  # of loggers
 OUR_OWN = {  # keys beyond the specification, and why
+    "reward.reward_model.custom_cls.path": "a reward model of yours",
+    "reward.reward_model.custom_cls.name": "a reward model of yours",
+    "reward.reward_model.trust_remote_code": "follows model.trust_remote_code",
     "callbacks.from_file.path": "a plug-in by file path",
     "callbacks.from_file.name": "a plug-in by file path",
     "callbacks.from_file.arguments": "a plug-in by file path",

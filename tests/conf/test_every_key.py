@@ -9,6 +9,7 @@ from typing import Any
 import mutations
 import pytest
 from outcome import SOURCE, Outcome, differences, outcome
+from tiny_parts import tiny_reward_model
 
 from lit_rl.configuration.compose import compose
 from lit_rl.configuration.tree import leaves, link
@@ -98,6 +99,9 @@ INFORMATIONAL = {
     "rollout.max_logp_gap": "the embedded run's engine agrees (tests of callbacks)",
     "reward.reward_manager": "the same rewards, by processes (tests of rewards)",
     "reward.num_workers": "the same rewards, by more processes (tests of rewards)",
+    "reward.reward_model.micro_batch_size": "memory only (tests of rewards)",
+    "reward.reward_model.fsdp_config.param_offload": "where weights rest; there is one device here",
+    "reward.reward_model.trust_remote_code": "as model.trust_remote_code",
     "reward.timeout": "no call of this run takes long (tests of rewards)",
     "model.kernels.share_prefix": "speed and memory only (tests/models/test_shared_prefix.py)",
     "model.kernels.torch_compile": "speed and memory only (tests/models/test_kernels.py)",
@@ -112,6 +116,8 @@ FAILS_WITHOUT = (  # keys without which their context fails
     "reward.on_error",
     "data.custom_cls.path",
     "data.custom_cls.name",
+    "reward.reward_model.enable",
+    "reward.reward_model.custom_cls.path",
     "checkpoint.resume_from_path",
     "algo.batch.micro_batch_tokens",
     "algo.distillation.distillation_topk",
@@ -124,6 +130,9 @@ FAILS_WITHOUT = (  # keys without which their context fails
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("every_key")
     (path / "rewards.py").write_text(mutations.REWARDS)
+    (path / "networks.py").write_text(mutations.NETWORKS)
+    tiny_reward_model(path / "reward_model")
+    tiny_reward_model(path / "other_reward_model", template=mutations.OTHER_TEMPLATE)
     return path
 
 
