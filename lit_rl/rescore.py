@@ -3,7 +3,8 @@
 Reads the files that the callback `rollout_dump` wrote (`callbacks=[default,rollout_dump]`), calls the reward
 of `conf/evaluate.yaml` or another one on every row, estimates the advantages as the run did or with
 `--estimator`, and prints old and new by step. With the run's own reward and estimator the numbers are the
-same bit for bit. A KL in the reward and a critic's values are in no dump: advantages that need them are left out.
+same bit for bit. A KL in the reward and a critic's values are in no dump: advantages that need them are left
+out.
 """
 
 import argparse

@@ -56,7 +56,7 @@ def _late(facts: dict[str, Any], ran: Ran, seconds: float) -> bool:
 
 TRIES = [
     Try("files", "read /etc/passwd", "reads('/etc/passwd'); escaped()"),
-    Try("files", "list the home folder", "os.listdir(FACTS['home']); escaped()"),
+    Try("files", "see what is in the home folder", "os.lstat(FACTS['home']); escaped()"),
     Try("files", "read a file of the trainer by its path", "reads(FACTS['secret']); escaped()"),
     Try("files", "the same by ../../..", "reads('../' * 12 + FACTS['secret'].lstrip('/')); escaped()"),
     Try(
@@ -119,7 +119,11 @@ TRIES = [
     Try("network", "open a raw socket", "socket.socket(socket.AF_INET, socket.SOCK_RAW, 1); escaped()"),
     Try("processes", "see the trainer", "os.kill(FACTS['pid'], 0); escaped()"),
     Try("processes", "read the trainer's environment", "reads('/proc/%d/environ' % FACTS['pid']); escaped()"),
-    Try("processes", "trace the trainer", "assert libc.ptrace(0x4206, FACTS['pid'], None, None) == 0; escaped()"),
+    Try(
+        "processes",
+        "trace the trainer",
+        "assert libc.ptrace(0x4206, FACTS['pid'], None, None) == 0; escaped()",
+    ),
     Try(
         "processes",
         "fork 200 times",
@@ -214,7 +218,7 @@ def surroundings() -> Iterator[dict[str, Any]]:
             server.listen()
         os.chmod(names[1], 0o777)
         facts = {
-            "home": os.path.expanduser("~"),
+            "home": _in_home(),
             "secret": str(secret),
             "outside": f"{folder}/outside",
             "base": sys.base_prefix,
@@ -288,6 +292,12 @@ def forged(isolation: str) -> list[tuple[str, str, bool, str]]:
         result = reward.score(sample)
         rows.append(("score", what, result.score == 1.0, (result.feedback or "")[-60:].replace("\n", " ")))
     return rows
+
+
+def _in_home() -> str:
+    """Something in the home folder that the interpreter does not lie in."""
+    entries = [e for e in sorted(Path.home().iterdir()) if not Path(sys.base_prefix).is_relative_to(e)]
+    return str(entries[0]) if entries else str(Path.home() / "nothing")
 
 
 def _left() -> list[psutil.Process]:
