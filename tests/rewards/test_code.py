@@ -1,8 +1,8 @@
 """Code against tests: scores, error text as feedback, and what ends the program does not end the run."""
 
 import os
-import subprocess
 
+import psutil
 import pytest
 
 from lit_rl.errors import ConfigError, DataError
@@ -86,8 +86,8 @@ def test_hostile_programs_score_0_and_leave_nothing_behind() -> None:
     total = RewardSum({"code": Code(ISOLATION, seconds=2.0, max_tests=1)})
     scores = total([asked(code, PAIRS) for code in codes])
     assert scores.rewards.tolist() == [0, 0, 0, 0, 0] and scores.metrics["error_frac"] == 0
-    listed = subprocess.run(["ps", "-eo", "user,args"], capture_output=True, text=True, check=True).stdout
-    assert "program.py" not in listed
+    left = [process.cmdline() for process in psutil.Process().children(recursive=True)]
+    assert [words for words in left if "program.py" in words] == []
 
 
 def test_no_block_is_counted_apart_and_the_last_one_counts() -> None:
