@@ -47,6 +47,8 @@ class PromptDataModule(RowDataModule):
         data_source_key: column that names the source.
         reward_model_key: column with the reference answer.
         privileged_context_key: column with static feedback.
+        image_key: column with images, which are refused: no vision-language model is supported. null: the
+            column is one like the others.
         source_weights: share of each source in the mix, by the name in the column `data_source_key`; 0 leaves
             one out. null takes every row once per epoch.
         curriculum_key: column of numbers by which rows come in ascending order in each epoch; null: in none.
@@ -86,6 +88,7 @@ class PromptDataModule(RowDataModule):
         data_source_key: str = "data_source",
         reward_model_key: str = "reward_model",
         privileged_context_key: str = "privileged_context",
+        image_key: str | None = "images",
         source_weights: dict[str, float] | None = None,
         curriculum_key: str | None = None,
         tokenizer: str | PreTrainedTokenizerBase = "embedded",
@@ -125,6 +128,7 @@ class PromptDataModule(RowDataModule):
         self.filter_overlong_prompts_workers = filter_overlong_prompts_workers
         self.prompt_key, self.data_source_key = prompt_key, data_source_key
         self.reward_model_key, self.privileged_context_key = reward_model_key, privileged_context_key
+        self.image_key = image_key
         self.source_weights, self.curriculum_key = source_weights, curriculum_key
         self.remove_unused_columns = remove_unused_columns
         wanted = (return_raw_input_ids, return_raw_chat, return_full_prompt)
@@ -135,7 +139,18 @@ class PromptDataModule(RowDataModule):
         self._column_orders: ColumnOrders | None = None
 
     def setup(self, stage: str | None = None) -> None:
+        """See `RowDataModule.setup`.
+
+        Raises:
+            ConfigError: the rows hold images; or sources cannot be mixed as asked.
+        """
         super().setup(stage)
+        if "train" in self._used and self.image_key in self.column_names():
+            raise ConfigError(
+                f"data.image_key (found {self.image_key!r}) is a column of the data, and images need a "
+                "vision-language model, which is not supported; set data.image_key=null to train on the text "
+                "alone."
+            )
         if self._is_ordered_by_column and "train" in self._used and self._column_orders is None:
             self._column_orders = self._read_columns(self._used["train"])
             self._column_orders.check(self.train_batch_size)

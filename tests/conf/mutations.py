@@ -264,6 +264,7 @@ def table(folder: Path) -> dict[str, Mutation]:
         "data.data_source_key": to("ability"),
         "data.reward_model_key": to("answer"),
         "data.privileged_context_key": to("hint"),
+        "data.image_key": to("extra_info"),
         "data.source_weights": to("{lit_rl/arithmetic_add: 1.0, lit_rl/arithmetic_sub: 3.0}"),
         "data.curriculum_key": to("ability"),
         "data.return_raw_input_ids": to("true", own, columns),
