@@ -8,7 +8,7 @@
 | `rollout/loss_tokens` | tokens that count in the loss |
 | `rollout/empty_frac` | rows without a token that counts / rows |
 | `rollout/reward`, `reward/<function>` | mean over rows that have one |
-| `rollout/reward/<source>`, `rollout/rows/<source>` | mean over rows of a data source; their number |
+| `rollout/reward/<source>` | mean over rows of a data source that have one |
 | `rollout/reward_min`, `rollout/reward_max` | over the rows of the step that have one |
 | `rollout/reward_std` | mean over groups of the standard deviation in the group |
 | `rollout/zero_variance_frac` | groups of equal rewards / groups |
@@ -82,7 +82,7 @@ def add_reward_metrics(sums: MetricSums, rollout: RolloutBatch) -> None:
 
 
 def add_source_metrics(sums: MetricSums, rewards: Tensor, sources: Sequence[str | None]) -> None:
-    """Mean reward and number of rows by data source; rows without a source are in no such metric.
+    """Mean reward by data source; rows without a source are in no such metric.
 
     Args:
         sums: where they go.
@@ -92,7 +92,6 @@ def add_source_metrics(sums: MetricSums, rewards: Tensor, sources: Sequence[str 
     for name in dict.fromkeys(source for source in sources if source is not None):
         own = rewards[[i for i, source in enumerate(sources) if source == name]]
         sums.add(f"rollout/reward/{name}", own.nansum(), (~own.isnan()).sum())
-        sums.add(f"rollout/rows/{name}", len(own), 1.0 / world_size())
 
 
 def is_flat(groups: Tensor) -> Tensor:
