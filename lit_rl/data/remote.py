@@ -52,11 +52,18 @@ def local_copies(url: str, *, key: str, cache_dir: str) -> dict[str, str]:
         paths = sorted(files.glob(path)) if any(sign in path for sign in "*[") else [path]
         copies = {_copy(files, remote, Path(cache_dir).expanduser(), key): remote for remote in paths}
     except Exception as error:  # every file system has errors of its own
-        reason = "" if isinstance(error, FileNotFoundError) else f": {type(error).__name__}: {error}"
+        reason = "" if isinstance(error, FileNotFoundError) else f": {_words(error)}"
         raise DataError(f"{key} must be files that can be read (found {url!r}{reason}).") from error
     if not copies:
         raise DataError(f"{key} matches no file (found {url!r}); check the pattern.")
     return {copy: str(files.unstrip_protocol(remote)) for copy, remote in copies.items()}
+
+
+def _words(error: Exception) -> str:
+    """The first line; some clients list every place they looked at."""
+    line = (str(error).splitlines() or [""])[0]
+    needs_java = "; hdfs:// needs Java and Hadoop's libhdfs" if "libjvm" in line or "libhdfs" in line else ""
+    return f"{type(error).__name__}: {line}{needs_java}"
 
 
 def _copy(files: Any, remote: str, cache: Path, key: str) -> str:

@@ -102,10 +102,8 @@ def test_a_missing_client_names_its_package(url: str, words: str) -> None:
 @pytest.fixture
 def local_s3_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
     """A server with a bucket, and the environment that leads to it; puts a local file under a name."""
-    boto3, fsspec, s3fs = (pytest.importorskip(name) for name in ("boto3", "fsspec", "s3fs"))
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(port=0, verbose=False)
+    boto3, fsspec, s3fs, moto = map(pytest.importorskip, ("boto3", "fsspec", "s3fs", "moto.server"))
+    server = moto.ThreadedMotoServer(port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
     endpoint = f"http://{host}:{port}"
@@ -120,7 +118,6 @@ def local_s3_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, 
     server.stop()
 
 
-@pytest.mark.slow
 def test_a_glob_on_s3_is_read_through_the_cache(
     local_s3_server: Callable, tmp_path: Path, prompt_rows: Callable, write_parquet: Callable
 ) -> None:
