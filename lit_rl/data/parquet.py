@@ -161,7 +161,7 @@ class ParquetRows(Rows):
                     raise DataError(f"{name} has no column {column!r}; it has {', '.join(names)}.")
             is_large = _first_rows(has_large_groups, parquet, name)
         if is_large:
-            file = regrouped(file, _short_hash([_footer(file)]), self._cache_dir)
+            file = regrouped(file, self._cache_dir)
         self._names[file] = name
         with _opened(file, name) as parquet:
             row = _first_rows(bytes_per_row, parquet, name)

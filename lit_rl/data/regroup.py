@@ -1,5 +1,6 @@
 """Row groups of a size that can be read at random: a file of too large ones is written again, once."""
 
+import hashlib
 import logging
 import os
 from pathlib import Path
@@ -38,15 +39,17 @@ def has_large_groups(parquet: pq.ParquetFile) -> bool:
     return any(max(g.total_byte_size, row * g.num_rows) > LARGEST_GROUP and g.num_rows > 1 for g in groups)
 
 
-def regrouped(file: str, fingerprint: str, cache_dir: str) -> str:
+def regrouped(file: str, cache_dir: str) -> str:
     """A copy of the file in row groups of about NEW_GROUP bytes, made in flat memory the first time.
 
     Args:
-        file: path.
-        fingerprint: of its content; names the copy.
+        file: path; a file of another place, size or time has another copy.
         cache_dir: where copies lie.
     """
-    copy = Path(cache_dir).expanduser() / "regrouped" / f"{fingerprint}.parquet"
+    stat = os.stat(file)
+    version = repr((os.path.realpath(file), stat.st_size, stat.st_mtime_ns))
+    name = hashlib.sha256(version.encode()).hexdigest()[:16]
+    copy = Path(cache_dir).expanduser() / "regrouped" / f"{name}.parquet"
     copy.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(copy.with_suffix(".lock")):
         if not copy.exists():

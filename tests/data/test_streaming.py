@@ -46,3 +46,5 @@ def test_a_file_of_large_row_groups_is_read_from_a_copy_made_once(
     written = copy.stat()
     open_rows(file, key="data.train_files", cache_dir=str(tmp_path / "cache"))
     assert copy.stat() == written and caplog.text.count("has row groups of more than") == 2
+    write_parquet([{**row, "number": -1} for row in rows])
+    assert open_rows(file, key="data.train_files", cache_dir=str(tmp_path / "cache"))[0]["number"] == -1
