@@ -44,9 +44,7 @@ class Clock:
 
 
 def used_gb() -> float:
-    """Memory in 1e9 bytes: with CUDA the most allocated on the device since the last call, else resident."""
+    """Memory in 1e9 bytes: with CUDA what is allocated on the device, else what is resident."""
     if torch.cuda.is_available():
-        peak = torch.cuda.max_memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        return peak / 1e9
+        return torch.cuda.memory_allocated() / 1e9
     return psutil.Process().memory_info().rss / 1e9
