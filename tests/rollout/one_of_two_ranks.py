@@ -38,10 +38,10 @@ def main(rank: int, port: str, size: int) -> None:
         )
         drawn = generate(engine, prompts, G=2, temperature=0.7)
         torch.testing.assert_close(drawn.rollout_logps, logps_of(model, drawn, 0.7), atol=1e-4, rtol=0)
+    engine.close()
     total = torch.ones(())
     dist.all_reduce(total)
     assert total == 2, "the trainer's group still works"
-    engine.close()
     dist.destroy_process_group()
     print("both agree", flush=True)
 
