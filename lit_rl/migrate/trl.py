@@ -398,5 +398,5 @@ COMPUTED: dict[str, Computed] = {
     "GRPOTrainer.model": _model,
     "scale_rewards": _scaling,
     "use_teacher_server": _teacher_server,
-    "vllm_group_port": _note(WITHOUT, "here: weights travel through shared memory, there is no group."),
+    "vllm_group_port": _note(DIFFERS, "so: weights travel through shared memory, there is no group."),
 }
