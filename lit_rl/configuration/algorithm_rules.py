@@ -80,6 +80,12 @@ def model_switches(settings: Settings) -> str | None:
     ):
         if not settings.get(switch) and (message := settings.idle([key], f"{switch}=true")) is not None:
             return message
+    for block in ("model.kernels", "algo.critic.model.kernels"):
+        if settings.get(f"{block}.use_remove_padding") and settings.get(f"{block}.share_prefix"):
+            return (
+                f"{block}.use_remove_padding (found True) has no effect here; it needs {block}.share_prefix="
+                "false (found True), which leaves no padding either."
+            )
     return None
 
 

@@ -342,6 +342,7 @@ def _teacher_server(draft: Draft, key: str, value: Any, args: dict[str, Any], si
     draft.take(key, value, "algo.teacher.use_teacher_server", value, by_name("trl_sdpo")[key])
 
 
+TASKS = {"train": "fit", "eval": None, "predict": "generate"}
 COMPUTED: dict[str, Computed] = {
     "use_vllm": _vllm,
     "vllm_mode": _note(TAKEN, "with use_vllm."),
@@ -384,9 +385,7 @@ COMPUTED: dict[str, Computed] = {
     "fsdp_config": _word("model.fsdp_config", {None: None}),
     "deepspeed": _choice("trainer", {None: None}),
     "debug": _word("trainer.detect_anomaly", {"": None, None: None, "underflow_overflow": True}),
-    "do_train": _word("task", {True: "fit", False: None}),
-    "do_eval": _word("task", {True: None, False: None}),
-    "do_predict": _word("task", {True: "generate", False: None}),
+    **{f"do_{name}": _word("task", {True: task, False: None}) for name, task in TASKS.items()},
     "resume_from_checkpoint": _resume,
     "train.resume_from_checkpoint": _resume,
     "dataset_name": _dataset,

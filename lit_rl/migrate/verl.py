@@ -66,9 +66,10 @@ def _critic(draft: Draft, key: str, value: Any, table: dict[str, Row]) -> None:
     """The critic's block mirrors the actor's: model and optim by their keys, sizes follow the policy's."""
     name = key.removeprefix("critic.")
     actor = table.get(f"actor_rollout_ref.{name}" if name.startswith("model.") else f"{ACTOR}{name}")
+    is_own = name != "model.use_remove_padding" and actor is not None
     if name in ("cliprange_value", "critic_warmup", "value_loss_coef"):
         draft.take(key, value, f"algo.critic.{name}", value)
-    elif actor is not None and actor.key.startswith(("model.", "optim.")):
+    elif is_own and actor.key.startswith(("model.", "optim.")):
         draft.take(key, value, f"algo.critic.{actor.key}", value, actor)
     elif actor is not None:
         draft.say(key, value, DIFFERS, "so: it follows the policy's.")
@@ -335,6 +336,9 @@ COMPUTED: dict[str, Computed] = {
         key, value, TAKEN if value else NOT_YET, "the engine shares the devices."
     ),
     "actor_rollout_ref.model.path": _model,
+    "actor_rollout_ref.model.use_remove_padding": _to(
+        "model.kernels.share_prefix", {True: None, False: None}
+    ),
     f"{ACTOR}strategy": _group("trainer"),
     f"{ACTOR}ppo_mini_batch_size": _mini_batch,
     f"{ACTOR}ppo_micro_batch_size": _per_rank("algo.batch.micro_batch_size"),

@@ -1,6 +1,6 @@
 """Attention over flat rows, as attention functions of transformers that wrap its own.
 
-`share_prefixes_` switches a model over. A pass inside `flat_pass(rows)` attends along the rows' layout; every
+`set_layout_` switches a model over. A pass inside `flat_pass(rows)` attends along the rows' layout; every
 other pass is what it was. Masks are evaluated from the architecture's own mask functions at the tokens'
 positions in their rows, so windows and chunks are followed; what cannot be followed is found out by comparing
 with the plain form on a few tokens, and such a model stays as it was.
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -18,17 +19,30 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
-from lit_rl.models.shared_prefix import FlatRows
+from lit_rl.models.shared_prefix import FlatRows, flat_rows, unpadded_rows
 from lit_rl.models.weights import base_of
 
+SHARED, UNPADDED = "shared", "unpadded"
 _PREFIX = "lit_rl_"
 _MASKS: dict[str, Callable[..., Any]] = {"sdpa": sdpa_mask, "eager": eager_mask}
 _running: ContextVar[FlatRows | None] = ContextVar("flat rows of the pass that runs", default=None)
 
 
 def shares_prefixes(model: nn.Module) -> bool:
-    """Whether the model can run flat rows."""
-    return str(_implementation(model)).startswith(_PREFIX)
+    """Whether rows with the same prompt share it in the model's passes."""
+    return _implementation(model).startswith(f"{_PREFIX}{SHARED}_")
+
+
+def flat_rows_of(model: nn.Module, *rows: Tensor) -> FlatRows | None:
+    """The rows in the layout that the model is switched to; None where they stay side by side.
+
+    Args:
+        model: a Hugging Face causal language model, or a PEFT model around one.
+        rows: as `flat_rows` takes them.
+    """
+    if shares_prefixes(model):
+        return flat_rows(*rows)
+    return unpadded_rows(*rows) if _implementation(model).startswith(f"{_PREFIX}{UNPADDED}_") else None
 
 
 @contextmanager
@@ -49,20 +63,26 @@ def flat_pass(rows: FlatRows) -> Iterator[dict[str, Any]]:
         _running.reset(token)
 
 
-def set_flat_attention_(model: nn.Module, is_on: bool) -> None:
+def set_layout_(model: nn.Module, layout: str | None) -> None:
     """Wrap the model's attention function, or unwrap it.
+
+    Args:
+        model: a Hugging Face causal language model, or a PEFT model around one.
+        layout: `SHARED`, `UNPADDED`, or None for rows side by side.
 
     Raises:
         ValueError: its attention is neither sdpa nor eager.
     """
-    own = str(_implementation(model)).removeprefix(_PREFIX)
+    own = _implementation(model)
+    for name in (SHARED, UNPADDED):
+        own = own.removeprefix(f"{_PREFIX}{name}_")
     if own not in _MASKS:
         raise ValueError(f"attention {own!r} takes no mask of this kind")
-    base_of(model).set_attn_implementation(_PREFIX + own if is_on else own)
+    base_of(model).set_attn_implementation(own if layout is None else f"{_PREFIX}{layout}_{own}")
 
 
-def _implementation(model: nn.Module) -> Any:
-    return base_of(model).config.get_text_config()._attn_implementation
+def _implementation(model: nn.Module) -> str:
+    return str(base_of(model).config.get_text_config()._attn_implementation)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,6 +173,6 @@ def _flat(
     return out[None]
 
 
-for _name in _MASKS:
-    AttentionInterface.register(_PREFIX + _name, _attention(_name))
-    AttentionMaskInterface.register(_PREFIX + _name, _mask(_name))
+for _layout, _name in product((SHARED, UNPADDED), _MASKS):
+    AttentionInterface.register(f"{_PREFIX}{_layout}_{_name}", _attention(_name))
+    AttentionMaskInterface.register(f"{_PREFIX}{_layout}_{_name}", _mask(_name))

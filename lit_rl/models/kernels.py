@@ -11,7 +11,7 @@ from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from lit_rl.errors import ConfigError
-from lit_rl.models.flat_attention import set_flat_attention_
+from lit_rl.models.flat_attention import SHARED, UNPADDED, set_layout_
 from lit_rl.models.score import Rows, completion_hidden
 from lit_rl.models.weights import base_of
 
@@ -23,6 +23,8 @@ class Kernels:
     Args:
         share_prefix: compute a prompt once for all its rows in a micro-batch, forward and backward. Where an
             architecture does not allow it, its rows are computed one by one, and a line says so.
+        use_remove_padding: instead of that, compute the rows of a micro-batch one after another, without
+            padding, each with its own prompt. Source: verl.
         use_liger_kernel: Liger's fused norms, rotary embeddings and gated layers; a GPU and the package
             liger-kernel.
         liger_kernel_config: which of them, by the names of Liger's own functions, such as `rms_norm`.
@@ -38,6 +40,7 @@ class Kernels:
     key: ClassVar[str] = "model.kernels"
 
     share_prefix: bool = True
+    use_remove_padding: bool = False
     use_liger_kernel: bool = False
     liger_kernel_config: dict[str, bool] = field(default_factory=dict)
     torch_compile: bool = False
@@ -79,10 +82,14 @@ class Kernels:
         """
         if self.use_liger_kernel:
             _use_liger_(base_of(model), self.liger_kernel_config)
-        if self.share_prefix and (reason := share_prefixes_(model)) is not None:
+        if self.share_prefix and (reason := lay_out_(model, SHARED)) is not None:
             rank_zero_info(
                 f"{self.key}.share_prefix: prompts are computed once per row, since {reason}; "
                 f"{self.key}.share_prefix=false silences this."
+            )
+        if self.use_remove_padding and (reason := lay_out_(model, UNPADDED)) is not None:
+            raise ConfigError(
+                f"{self.key}.use_remove_padding must be false for this model (found True): {reason}."
             )
         if self.torch_compile and base_of(model).device.type != "meta":
             compile_layers_(model, self.torch_compile_backend or "inductor", self.torch_compile_mode)
@@ -120,19 +127,20 @@ def compile_layers_(model: nn.Module, backend: str, mode: str | None) -> None:
         layer.compile(backend=backend, mode=mode, dynamic=True)
 
 
-def share_prefixes_(model: nn.Module) -> str | None:
-    """Let `score` compute a prompt once for its rows, if that gives what rows by themselves give.
+def lay_out_(model: nn.Module, layout: str) -> str | None:
+    """Let `score` compute rows in this layout, if that gives what rows side by side give.
 
     Args:
         model: a Hugging Face causal language model, or a PEFT model around one. Left as it was if not.
+        layout: `SHARED` or `UNPADDED`.
 
     Returns:
         None, or why this model cannot.
     """
-    if any(_dropouts(model)):
+    if layout == SHARED and any(_dropouts(model)):
         return "dropout is on, and rows would share its noise"
     if base_of(model).device.type == "meta":  # no numbers to compare
-        set_flat_attention_(model, True)
+        set_layout_(model, layout)
         return None
     rows = _sample_rows(base_of(model).config.get_text_config().vocab_size, base_of(model).device)
     training = [module for module in model.modules() if module.training]
@@ -140,7 +148,7 @@ def share_prefixes_(model: nn.Module) -> str | None:
     try:
         with torch.no_grad():
             alone = completion_hidden(model, rows).float()
-            set_flat_attention_(model, True)
+            set_layout_(model, layout)
             together = completion_hidden(model, rows).float()
     except (NotImplementedError, TypeError, ValueError, AttributeError, KeyError, RuntimeError) as error:
         reason = f"{type(base_of(model)).__name__} does not take flat rows ({error})"
@@ -154,7 +162,7 @@ def share_prefixes_(model: nn.Module) -> str | None:
     finally:
         for module in training:
             module.training = True
-    set_flat_attention_(model, False)
+    set_layout_(model, None)
     return reason
 
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from lit_rl.batch import RolloutBatch, length_mask
 from lit_rl.errors import ConfigError
 from lit_rl.functional.logps import Head, logits, token_logps
-from lit_rl.models.flat_attention import flat_pass, shares_prefixes
-from lit_rl.models.shared_prefix import flat_rows
+from lit_rl.models.flat_attention import flat_pass, flat_rows_of
 from lit_rl.models.weights import base_of, effective_weight
 
 
@@ -103,7 +102,7 @@ def completion_hidden(model: nn.Module, rows: Rows) -> Tensor:
         weight = head_of(model).weight
         return weight.new_zeros(0, weight.shape[1])
     body, device = _body(model), base_of(model).device
-    flat = flat_rows(*rows) if shares_prefixes(model) else None
+    flat = flat_rows_of(model, *rows)
     if flat is not None:
         flat = flat.to(device)
         with flat_pass(flat) as inputs:

@@ -121,6 +121,40 @@ def flat_rows(
     return _laid_out(rows, sizes)._replace(ids=torch.cat(texts)[None]).to(device)
 
 
+def unpadded_rows(
+    prompt_ids: Tensor,
+    prompt_len: Tensor,
+    completion_ids: Tensor,
+    completion_len: Tensor,
+) -> FlatRows | None:
+    """Rows one after another, each with its own prompt; arguments and None as in `flat_rows`."""
+    lens, counts = prompt_len.tolist(), completion_len.tolist()
+    rows = [row for row, count in enumerate(counts) if count]
+    sizes = [lens[row] + counts[row] - 1 for row in rows]
+    if not rows or not is_shorter(sum(sizes), len(rows) * max(sizes)):
+        return None
+    prompts, completions, width = prompt_ids.cpu(), completion_ids.cpu(), prompt_ids.shape[1]
+    parts = [(prompts[row, width - lens[row] :], completions[row, : counts[row] - 1]) for row in rows]
+    grid, none = _grid(0, torch.tensor(sizes)), torch.zeros(0, dtype=torch.long)
+    positions = torch.arange(max(sizes)).expand_as(grid.token)[grid.is_token]
+    starts = torch.tensor([0, *sizes]).cumsum(0).tolist()
+    predicts = [
+        torch.arange(start + lens[row] - 1, start + size)
+        for row, start, size in zip(rows, starts, sizes, strict=False)
+    ]
+    return FlatRows(
+        ids=torch.cat([part for both in parts for part in both])[None],
+        positions=positions[None],
+        predicts=torch.cat(predicts),
+        prompts=grid,
+        bundles=_grid(grid.size, none),
+        bundle_prompt=none,
+        bundle_row=none.view(0, 0),
+        bundle_position=none.view(0, 0),
+        prompt_len=torch.tensor(sizes),
+    ).to(prompt_ids.device)
+
+
 def is_shorter(tokens: int, padded_tokens: int) -> bool:
     """Whether a flat sequence pays for its bookkeeping.
 

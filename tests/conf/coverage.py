@@ -4,12 +4,16 @@ python tests/conf/coverage.py       writes lit_rl/migrate/README.md anew
 """
 
 import re
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import test_every_key as every_key
 import yaml
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # of what the tests share
+
+import test_every_key as every_key  # noqa: E402 (needs the path)
 
 from lit_rl.configuration import page
 from lit_rl.configuration.compose import Source

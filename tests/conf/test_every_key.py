@@ -104,6 +104,8 @@ INFORMATIONAL = {
     "reward.reward_model.trust_remote_code": "as model.trust_remote_code",
     "reward.timeout": "no call of this run takes long (tests of rewards)",
     "model.kernels.share_prefix": "speed and memory only (tests/models/test_shared_prefix.py)",
+    "model.kernels.use_remove_padding": "speed and memory only (tests/models/test_shared_prefix.py)",
+    "algo.critic.model.kernels.use_remove_padding": "as model.kernels.use_remove_padding",
     "model.kernels.torch_compile": "speed and memory only (tests/models/test_kernels.py)",
     "algo.critic.model.kernels.torch_compile": "as model.kernels.torch_compile",
     "logger.csv.root_dir": "the folder of the run",

@@ -20,6 +20,10 @@ CASES = [
         "callbacks=[default,memory] callbacks.memory.torch_empty_cache_steps=2",
         ["callbacks.memory.torch_empty_cache_steps", "trainer.accelerator"],
     ),
+    (
+        "model.kernels.use_remove_padding=true",
+        ["model.kernels.use_remove_padding", "model.kernels.share_prefix"],
+    ),
     ("data.train_batch_size=3 trainer=ddp", ["data.train_batch_size", "trainer.devices", "2 or 4"]),
     (
         "algo.batch.optimizer_batch_size=24",

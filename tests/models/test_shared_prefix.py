@@ -14,8 +14,9 @@ from transformers import (
     Qwen3Config,
 )
 
-from lit_rl.models.flat_attention import set_flat_attention_, shares_prefixes
-from lit_rl.models.kernels import Kernels, share_prefixes_
+from lit_rl.errors import ConfigError
+from lit_rl.models.flat_attention import SHARED, UNPADDED, set_layout_, shares_prefixes
+from lit_rl.models.kernels import Kernels, lay_out_
 from lit_rl.models.load import load_policy
 from lit_rl.models.score import Rows, score
 from lit_rl.models.shared_prefix import flat_rows
@@ -58,9 +59,9 @@ def grouped(prompts=PROMPTS, completions=COMPLETIONS, group=GROUP) -> Rows:
     return rows._replace(prompt_ids=rows.prompt_ids[first])
 
 
-def learned(model, rows, is_shared):
+def learned(model, rows, layout):
     """Scores, entropies, and gradients of a random sum of the scores."""
-    set_flat_attention_(model, is_shared)
+    set_layout_(model, layout)
     model.zero_grad()
     scores = score(model, rows, temperature=0.7, with_entropy=True)
     weights = torch.randn(scores.logps.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -69,11 +70,14 @@ def learned(model, rows, is_shared):
 
 
 def assert_equal(model, rows, tolerance=1e-10):
-    (alone, alone_gradients), (together, gradients) = (learned(model, rows, is_on) for is_on in (False, True))
-    torch.testing.assert_close(together, alone, atol=tolerance, rtol=tolerance)
-    assert len(gradients) == len(alone_gradients) > 0
-    for ours, plain in zip(gradients, alone_gradients, strict=True):
-        torch.testing.assert_close(ours, plain, atol=tolerance * float(plain.abs().max() + 1), rtol=tolerance)
+    alone, alone_gradients = learned(model, rows, None)
+    for layout in (SHARED, UNPADDED):
+        together, gradients = learned(model, rows, layout)
+        torch.testing.assert_close(together, alone, atol=tolerance, rtol=tolerance)
+        assert len(gradients) == len(alone_gradients) > 0
+        for ours, plain in zip(gradients, alone_gradients, strict=True):
+            atol = tolerance * float(plain.abs().max() + 1)
+            torch.testing.assert_close(ours, plain, atol=atol, rtol=tolerance)
 
 
 ARCHITECTURES = {
@@ -130,7 +134,7 @@ def test_any_shape_of_groups(prompts, completions, group):
 
 def test_order_and_cut_of_the_rows_do_not_matter():
     model, rows = exact(tiny_llama()).eval(), grouped()
-    set_flat_attention_(model, True)
+    set_layout_(model, SHARED)
     whole = score(model, rows).logps
     order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(0))
     for part in order.split(5):
@@ -140,7 +144,7 @@ def test_order_and_cut_of_the_rows_do_not_matter():
 
 def test_each_prompt_and_each_token_that_predicts_another_passes_the_layers_once():
     model = tiny_llama().eval()
-    set_flat_attention_(model, True)
+    set_layout_(model, SHARED)
     seen = []
     model.model.layers[0].mlp.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
     score(model, grouped())
@@ -163,7 +167,7 @@ def test_outside_a_flat_pass_the_model_is_what_it_was():
     mask[0, :3] = 0
     for model in (tiny_llama(), from_config(Qwen3Config(**SHAPE), attn_implementation="eager")):
         before = model.eval()(input_ids=ids, attention_mask=mask).logits
-        set_flat_attention_(model, True)
+        set_layout_(model, SHARED)
         assert torch.equal(model(input_ids=ids, attention_mask=mask).logits, before)
 
 
@@ -178,13 +182,13 @@ def test_outside_a_flat_pass_the_model_is_what_it_was():
 )
 def test_common_architectures_share(config):
     model = from_config(config).train()
-    assert share_prefixes_(model) is None
+    assert lay_out_(model, SHARED) is None
     assert shares_prefixes(model) and model.training
 
 
 def test_a_model_whose_layers_mix_neighbours_stays_as_it_was():
     model = from_config(MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=1, state_size=4))
-    assert "MambaForCausalLM" in share_prefixes_(model)
+    assert "MambaForCausalLM" in lay_out_(model, SHARED)
     assert not shares_prefixes(model) and model.training
 
 
@@ -194,12 +198,12 @@ def test_masks_that_the_architecture_makes_by_itself_are_found_out():
         layer.self_attn.register_forward_pre_hook(
             lambda module, args, kwargs: (args, {**kwargs, "attention_mask": None}), with_kwargs=True
         )
-    assert "LlamaForCausalLM does not take flat rows" in share_prefixes_(model)
+    assert "LlamaForCausalLM does not take flat rows" in lay_out_(model, SHARED)
 
 
 def test_dropout_keeps_rows_apart():
-    assert "dropout is on" in share_prefixes_(tiny_llama(attention_dropout=0.1))
-    assert "dropout is on" in share_prefixes_(tiny_lora(tiny_llama(), lora_dropout=0.1))
+    assert "dropout is on" in lay_out_(tiny_llama(attention_dropout=0.1), SHARED)
+    assert "dropout is on" in lay_out_(tiny_lora(tiny_llama(), lora_dropout=0.1), SHARED)
 
 
 def test_policies_share_unless_told_otherwise():
@@ -207,9 +211,26 @@ def test_policies_share_unless_told_otherwise():
     assert not shares_prefixes(load_policy(kernels=Kernels(share_prefix=False)))
 
 
+def test_rows_without_padding_pass_the_layers_one_after_another():
+    model, rows = load_policy(kernels=Kernels(share_prefix=False, use_remove_padding=True)), grouped()
+    seen = []
+    model.model.layers[0].mlp.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
+    score(model, rows)
+    tokens = sum(int(p) + int(c) - 1 for p, c in zip(rows.prompt_len, rows.completion_len, strict=True) if c)
+    assert seen[-1][:2] == (1, tokens) and not shares_prefixes(model)
+
+
+def test_a_model_that_cannot_leave_padding_out_is_refused():
+    model = from_config(MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=1, state_size=4))
+    with pytest.raises(
+        ConfigError, match=r"use_remove_padding must be false for this model.*MambaForCausalLM"
+    ):
+        Kernels(share_prefix=False, use_remove_padding=True).apply_(model)
+
+
 def test_bfloat16_is_within_its_rounding():
     model, rows = tiny_llama().bfloat16().eval(), grouped()
     alone = score(model, rows).logps
-    assert share_prefixes_(model) is None
+    assert lay_out_(model, SHARED) is None
     together = score(model, rows).logps
     assert (together - alone).abs().max() < 0.3 and (together - alone).abs().mean() < 0.02
