@@ -6,8 +6,6 @@ from pathlib import Path
 HERE = Path(__file__).parent
 IDS = (HERE / "field_cases.txt").read_text().split()
 WAITING = {
-    "rew/5": "reward models are not there yet",
-    "sec/4": "no reward that runs generated code is shipped",
 }
 
 
