@@ -1,12 +1,10 @@
-"""Every field case is a test, or stands here with the reason why it waits."""
+"""Every field case is a test."""
 
 import re
 from pathlib import Path
 
 HERE = Path(__file__).parent
 IDS = (HERE / "field_cases.txt").read_text().split()
-WAITING = {
-}
 
 
 def marked() -> set[str]:
@@ -18,17 +16,9 @@ def marked() -> set[str]:
     return found
 
 
-def test_each_case_is_a_test_or_waits_for_a_reason() -> None:
+def test_each_case_is_a_test() -> None:
     assert len(IDS) == len(set(IDS)) == 92
-    assert marked() | WAITING.keys() == set(IDS)
-
-
-def test_no_case_waits_that_is_a_test() -> None:
-    assert sorted(marked() & WAITING.keys()) == []
-
-
-def test_configuration_and_logging_wait_for_nothing() -> None:
-    assert not [case for case in WAITING if case.startswith(("cfg/", "log/"))]
+    assert marked() == set(IDS)
 
 
 def test_the_list_is_that_of_the_collection(shared_folder: Path) -> None:

@@ -66,10 +66,10 @@ def _critic(draft: Draft, key: str, value: Any, table: dict[str, Row]) -> None:
     """The critic's block mirrors the actor's: model and optim by their keys, sizes follow the policy's."""
     name = key.removeprefix("critic.")
     actor = table.get(f"actor_rollout_ref.{name}" if name.startswith("model.") else f"{ACTOR}{name}")
-    is_own = name != "model.use_remove_padding" and actor is not None
+    is_own = name != "model.use_remove_padding"
     if name in ("cliprange_value", "critic_warmup", "value_loss_coef"):
         draft.take(key, value, f"algo.critic.{name}", value)
-    elif is_own and actor.key.startswith(("model.", "optim.")):
+    elif is_own and actor is not None and actor.key.startswith(("model.", "optim.")):
         draft.take(key, value, f"algo.critic.{actor.key}", value, actor)
     elif actor is not None:
         draft.say(key, value, DIFFERS, "so: it follows the policy's.")

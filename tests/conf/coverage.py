@@ -13,7 +13,7 @@ import yaml
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # of what the tests share
 
-import test_every_key as every_key  # noqa: E402 (needs the path)
+import test_every_key as every_key
 
 from lit_rl.configuration import page
 from lit_rl.configuration.compose import Source
