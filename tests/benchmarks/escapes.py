@@ -23,8 +23,8 @@ from lit_rl.rewards.code import Code
 from lit_rl.rewards.reward import Sample
 from lit_rl.rewards.sandbox import Limits, Ran, Sandbox
 
-LIMITS = Limits(seconds=3.0, cpu_seconds=2)
-SLEEP = 71.5  # seconds of a process that is looked for afterwards
+LIMITS = Limits(seconds=5.0, cpu_seconds=3)
+SLEEP = 71 + os.getpid() / 1e8  # seconds of a process that is looked for afterwards
 PRELUDE = """
 import ctypes, glob, mmap, os, resource, signal, socket, subprocess, sys, threading, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -51,7 +51,7 @@ class Try(NamedTuple):
 
 
 def _late(facts: dict[str, Any], ran: Ran, seconds: float) -> bool:
-    return seconds > LIMITS.seconds + 2
+    return seconds > LIMITS.seconds + 10  # a busy machine needs time to begin and to end
 
 
 TRIES = [
@@ -141,7 +141,7 @@ TRIES = [
         "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n"
         f"        os.execv(sys.executable, [sys.executable, '-c', 'import time; time.sleep({SLEEP})'])\n"
         "    os._exit(0)\n"
-        "time.sleep(0.3)",
+        "time.sleep(1)",
         lambda facts, ran, seconds: bool(_left()),
     ),
     Try(
