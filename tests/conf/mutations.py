@@ -301,7 +301,11 @@ def table(folder: Path) -> dict[str, Mutation]:
         "reward.reward_model.enable": to("true", classifier[1]),
         "reward.reward_model.path": to(folder / "other_reward_model", *classifier),
         "reward.reward_model.external_lib": to("no_such_package", *classifier),
-        "reward.reward_model.input_tokenizer": to(folder / "other_reward_model", *classifier),
+        "reward.reward_model.input_tokenizer": to(
+            folder / "other_reward_model",
+            classifier[0],
+            f"reward.reward_model.path={folder / 'other_reward_model'}",
+        ),
         "reward.reward_model.tokenizer": to(folder / "other_reward_model", *classifier),
         "reward.reward_model.max_length": to(2, *classifier),
         "reward.reward_model.custom_cls.path": to(folder / "networks.py", *classifier, shifted),
