@@ -19,7 +19,8 @@ from torch.utils._pytree import tree_iter
 class TensorMemory(TorchDispatchMode):
     """Bytes of the tensors that operations inside make, each storage until it is freed.
 
-    What an operation needs for itself and frees before it returns is not seen.
+    What an operation needs for itself and frees before it returns is not seen. What was there before, such as
+    weights, does not count.
 
     Attributes:
         peak: bytes alive at once, at most.
@@ -32,14 +33,17 @@ class TensorMemory(TorchDispatchMode):
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor in tree_iter((args, kwargs)):
+            if isinstance(tensor, Tensor):
+                self._follow(tensor.untyped_storage(), is_new=False)
         out = func(*args, **(kwargs or {}))
         for tensor in tree_iter(out):
             if isinstance(tensor, Tensor):
-                self._follow(tensor.untyped_storage())
+                self._follow(tensor.untyped_storage(), is_new=True)
         return out
 
-    def _follow(self, storage: Any) -> None:
-        key, size = storage._cdata, storage.nbytes()
+    def _follow(self, storage: Any, *, is_new: bool) -> None:
+        key, size = storage._cdata, storage.nbytes() if is_new else 0
         if key in self._known:
             return
         self._known.add(key)

@@ -308,7 +308,8 @@ def _policy_loss(tree: dict[str, Any], policy: nn.Module, piece: RolloutBatch) -
             theirs = completion_hidden(policy, rows_of(_as_teacher(piece)))
         source = Source(theirs, Head(head.weight.detach(), None, head.multiplier, head.softcap))
         gaps = built(settings).gaps(hidden, head, [source], _targets(hidden), temperature)
-        return gaps.divergence.sum() + gaps.logps.sum()
+        loss = gaps.divergence.sum()
+        return loss if settings["distillation_weight"] == 1 else loss + gaps.logps.sum()
     logps, _ = token_logps(hidden, head, _targets(hidden), temperature=temperature, with_entropy=True)
     return logps.sum()
 
