@@ -2,7 +2,7 @@
 
 import importlib.util
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -27,7 +27,7 @@ class Kernels:
             padding, each with its own prompt. Source: verl.
         use_liger_kernel: Liger's fused norms, rotary embeddings and gated layers; a GPU and the package
             liger-kernel.
-        liger_kernel_config: which of them, by the names of Liger's own functions, such as `rms_norm`.
+        liger_kernel_config: which of them, by the names of Liger's own functions, such as `rms_norm`; null is all.
         torch_compile: compile each decoder layer for passes that score and train; decoding is not compiled.
         torch_compile_backend: null is torch's inductor.
         torch_compile_mode: null, or "default", "reduce-overhead", "max-autotune",
@@ -42,7 +42,7 @@ class Kernels:
     share_prefix: bool = True
     use_remove_padding: bool = False
     use_liger_kernel: bool = False
-    liger_kernel_config: dict[str, bool] = field(default_factory=dict)
+    liger_kernel_config: dict[str, bool] | None = None
     torch_compile: bool = False
     torch_compile_backend: str | None = None
     torch_compile_mode: str | None = None
@@ -81,7 +81,7 @@ class Kernels:
             model: a Hugging Face causal language model, or a PEFT model around one.
         """
         if self.use_liger_kernel:
-            _use_liger_(base_of(model), self.liger_kernel_config)
+            _use_liger_(base_of(model), self.liger_kernel_config or {})
         if self.share_prefix and (reason := lay_out_(model, SHARED)) is not None:
             rank_zero_info(
                 f"{self.key}.share_prefix: prompts are computed once per row, since {reason}; "
