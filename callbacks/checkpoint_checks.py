@@ -4,7 +4,7 @@ import hashlib
 import math
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from lit_rl.checkpoint import PARTS
 from lit_rl.configuration.secrets import masked
 from lit_rl.errors import ConfigError, DataError
+from lit_rl.models.sharding import gathered
 
 SHOWN = 4
 SAMPLED = 64
@@ -40,7 +41,7 @@ def identity(pl_module: Any, trainer: L.Trainer) -> dict[str, Any]:
     config = getattr(pl_module.policy, "config", None)
     return {
         "algorithm": type(pl_module).__name__,
-        "policy": type(pl_module.policy).__name__,
+        "policy": type(pl_module.policy).__name__.removeprefix("FSDP"),
         "model": str(getattr(config, "name_or_path", "")),
         "weights_left_out": weights_left_out(pl_module),
         "seed": pl_module.seed,
@@ -94,18 +95,22 @@ def weights_left_out(pl_module: Any) -> dict[str, str]:
     Args:
         pl_module: an RLModule.
     """
-    sets = {"frozen": [p for p in pl_module.policy.parameters() if not p.requires_grad]}
+    policy = pl_module.policy
+    with gathered(policy):
+        hashes = {"frozen": _hash([p for p in policy.parameters() if not p.requires_grad])}
     for name in ("ref", "teacher"):
         role = getattr(pl_module, name, None)
         if role is not None and not role.is_moving and callable(getattr(role, "model", None)):
             with role.model() as model:
-                if model is not pl_module.policy:
-                    sets[name] = list(model.parameters())
-    return {name: _hash(tensors) for name, tensors in sets.items() if tensors}
+                if model is not policy:
+                    hashes[name] = _hash(list(model.parameters()))
+    return {name: found for name, found in hashes.items() if found}
 
 
-def _hash(tensors: Iterable[Tensor]) -> str:
-    """Of shapes and of some values of each tensor."""
+def _hash(tensors: list[Tensor]) -> str:
+    """Of shapes and of some values of each tensor; empty for none."""
+    if not tensors:
+        return ""
     digest = hashlib.sha256()
     for tensor in tensors:
         flat = tensor.detach().reshape(-1)

@@ -76,14 +76,17 @@ def extra_files(
 
 
 def hf_writer(pl_module: Any, *, copied: bool) -> Callable[[Path], None]:
-    """A function that writes the policy and its tokenizer as `from_pretrained` reads them.
+    """A function that writes the policy and its tokenizer as `from_pretrained` reads them. Collective.
 
     Args:
         pl_module: an RLModule.
         copied: as in `extra_files`.
     """
     from lit_rl.models.roles import save_hf  # brings transformers and peft, and is seldom asked for
+    from lit_rl.models.sharding import gathered, is_sharded
     from lit_rl.models.weights import dense_copy
 
-    policy = dense_copy(pl_module.policy) if copied else pl_module.policy
+    with gathered(pl_module.policy):
+        is_copied = copied or is_sharded(pl_module.policy)
+        policy = dense_copy(pl_module.policy) if is_copied else pl_module.policy
     return lambda folder: save_hf(policy, pl_module.chat.tokenizer, folder)

@@ -15,6 +15,7 @@ from lit_rl.errors import ConfigError
 from lit_rl.hooks import emit
 from lit_rl.models.load import end_token_ids
 from lit_rl.models.roles import named_base_tensors
+from lit_rl.models.sharding import gathered
 from lit_rl.rollout.engine import RolloutEngine
 from lit_rl.rollout.hf import HFEngine
 from lit_rl.rollout.sampling import Sampling
@@ -181,14 +182,15 @@ class RolloutGeneration(L.Callback):
             purpose: keeps the noise of training and validation apart.
         """
         self.make_current(pl_module)
-        rollout = self.engine.generate(
-            prompts.to(pl_module.device),
-            num_generations=num_generations,
-            sampling=sampling,
-            seed=derived_seed(pl_module.seed, purpose),
-            step=pl_module.step,
-            on_progress=self._progress(pl_module.trainer),
-        )
+        with gathered(*([pl_module.policy] if self.engine.writes_with_policy else [])):
+            rollout = self.engine.generate(
+                prompts.to(pl_module.device),
+                num_generations=num_generations,
+                sampling=sampling,
+                seed=derived_seed(pl_module.seed, purpose),
+                step=pl_module.step,
+                on_progress=self._progress(pl_module.trainer),
+            )
         self.engine.sleep()
         is_checked = purpose == "train" and self.check.is_due(pl_module.step)
         if self.calculate_log_probs or is_checked:
@@ -227,11 +229,12 @@ class RolloutGeneration(L.Callback):
 
     def make_current(self, pl_module: RLModule) -> None:
         """Wake the engine and give it the policy's weights, unless it has them. Collective."""
-        self.bind(pl_module)
-        if self.engine.policy_version != pl_module.policy_version:
-            self.lookahead.wait()
-            self.engine.wake_weights()
-            self.engine.sync_weights(named_base_tensors(pl_module.policy), pl_module.policy_version)
+        with gathered(pl_module.policy):
+            self.bind(pl_module)
+            if self.engine.policy_version != pl_module.policy_version:
+                self.lookahead.wait()
+                self.engine.wake_weights()
+                self.engine.sync_weights(named_base_tensors(pl_module.policy), pl_module.policy_version)
         self.engine.wake()
 
     def on_rollout_scored(

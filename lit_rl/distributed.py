@@ -5,6 +5,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 T = TypeVar("T")
 
@@ -80,6 +81,8 @@ def sum_gradients_(parameters: list[torch.nn.Parameter]) -> None:
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
+        if isinstance(parameter, DTensor):
+            continue  # summed in its backward
         groups.setdefault(parameter.grad.dtype, []).append(parameter.grad)
     if not is_distributed():
         return

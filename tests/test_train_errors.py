@@ -49,7 +49,7 @@ def call(
 
 MISTAKES = [
     (["algo=gropo"], ["algo=gropo", "algo=grpo", "sft"]),
-    (["trainer=fsdp"], ["trainer=fsdp", "FSDP2", "trainer=ddp"]),
+    (["trainer=deepspeed"], ["trainer=deepspeed", "trainer=fsdp"]),
     (["experiment=nothing"], ["experiment=nothing", "random_reward"]),
     (["callbacks=[default,referense_sync]"], ["callbacks=referense_sync", "callbacks=reference_sync"]),
     (["algo.kl.bta=0.1"], ["algo.kl.bta", "0.1", "algo.kl.beta"]),

@@ -15,6 +15,7 @@ from lit_rl.algorithms import arguments, reporting
 from lit_rl.algorithms.iteration import rl_iteration
 from lit_rl.algorithms.rewarding import fill_rewards_, take_out_
 from lit_rl.algorithms.samples import samples_of
+from lit_rl.algorithms.sharded import even, shard_networks_
 from lit_rl.algorithms.state import Stateful, add_state, take_state
 from lit_rl.algorithms.updates import Network, add_update_metrics, as_list, step_
 from lit_rl.algorithms.validation import ValidationScores
@@ -31,6 +32,7 @@ from lit_rl.models.parameters import logps_dtype
 from lit_rl.models.roles import Role
 from lit_rl.models.score import TokenScores, check_head, rows_of, score
 from lit_rl.models.scorer import Scorer
+from lit_rl.models.sharding import gathered
 from lit_rl.objectives.batch_plan import BatchPlan
 from lit_rl.rewards.base import Sample
 from lit_rl.rollout.sampling import Sampling
@@ -100,7 +102,6 @@ class RLModule(L.LightningModule):
         self.num_generations, self.num_iterations = num_generations, num_iterations
         self.mask_truncated_completions = mask_truncated_completions
         self.max_grad_norm, self.on_nonfinite = max_grad_norm, on_nonfinite
-
         self.has_entropy_term = False  # in the loss, so that it needs gradients
         self.ref: Role | None = None
         self.ref_moves = False  # a callback that will mix it says so in its own setup
@@ -131,7 +132,7 @@ class RLModule(L.LightningModule):
             with self.clock("update"):
                 for rows in self.optimizer_batches(rollout):
                     totals = self.totals(rows)
-                    micro_batches = self.micro_batches(rows)
+                    micro_batches = even(list(self.micro_batches(rows)), self.policy)
                     losses = [self.backward_locally(self.loss(piece, totals)) for piece in micro_batches]
                     self.update_weights(torch.stack(losses).sum())
                 self.sync()
@@ -219,8 +220,9 @@ class RLModule(L.LightningModule):
         """(B, T) log-probabilities without gradient, in score micro-batches."""
         assert rollout.completion_ids is not None
         out = torch.zeros(rollout.completion_ids.shape, dtype=logps_dtype(model), device=self.device)
-        for index in self.batch.score_batches(rollout, is_sharing=shares_prefixes(model)):
-            out[index] = self.score(model, rollout.select(index)).logps.to(out.dtype)
+        with gathered(model):
+            for index in self.batch.score_batches(rollout, is_sharing=shares_prefixes(model)):
+                out[index] = self.score(model, rollout.select(index)).logps.to(out.dtype)
         return out
 
     def optimizer_batches(self, rollout: RolloutBatch):
@@ -302,8 +304,6 @@ class RLModule(L.LightningModule):
                 logger.log_metrics(self.metrics, step=self.step - 1)
         emit(self, "on_update_end", step=self.step, metrics=self.metrics)
 
-    # -------------------------------------------------------------------------------------------- validation
-
     def validation_step(self, batch: RolloutBatch, batch_idx: int) -> None:
         """Score the validation completions that `RolloutGeneration` wrote, each row once."""
         with self.clock("validate"):
@@ -374,10 +374,12 @@ class RLModule(L.LightningModule):
     def build_roles(self) -> None:
         """Make the frozen and averaged copies that this algorithm needs."""
 
+    def configure_model(self) -> None:
+        shard_networks_(self)
+
     def on_fit_start(self) -> None:
-        for role in (self.ref, self.teacher):
-            if role is not None:
-                role.to_(self.device)
+        for role in filter(None, (self.ref, self.teacher)):
+            role.to_(self.device)
 
     def configure_optimizers(self) -> Any:
         """The optimizer over decayed and undecayed parameters, and its schedule in iterations."""

@@ -25,6 +25,7 @@ from lit_rl.functional.policy_loss import LOG_RATIO_BOUND
 from lit_rl.models.flat_attention import shares_prefixes
 from lit_rl.models.score import rows_of
 from lit_rl.models.score_kl import KLScores, score_kl
+from lit_rl.models.sharding import gathered
 from lit_rl.objectives.advantage import Advantage, ScoredRows
 from lit_rl.objectives.covariance_losses import TokenPicking
 from lit_rl.objectives.dynamic_sampling import DynamicSampling
@@ -116,10 +117,11 @@ class GRPO(RLModule):
     # ------------------------------------------------------------------------------------------ once per step
 
     def complete(self, rollout: RolloutBatch) -> None:
-        if self.refills.is_moving:
-            self.refills(self, rollout)
-        if self.advantage.needs_baselines:
-            rollout.baselines = greedy_rewards(self, rollout)
+        with gathered(self.policy):
+            if self.refills.is_moving:
+                self.refills(self, rollout)
+            if self.advantage.needs_baselines:
+                rollout.baselines = greedy_rewards(self, rollout)
 
     def prepare(self, rollout: RolloutBatch) -> None:
         super().prepare(rollout)
@@ -137,8 +139,10 @@ class GRPO(RLModule):
     @torch.no_grad()
     def exact_kl(self, rollout: RolloutBatch) -> Tensor:
         """(B, T) KL of the policy from the reference over the vocabulary, in score micro-batches."""
+        assert self.ref is not None
         pieces = list(self.batch.score_batches(rollout, is_sharing=shares_prefixes(self.policy)))
-        kl = torch.cat([self.score_kl(rollout.select(index)).kl for index in pieces])
+        with gathered(self.policy), self.ref.ready():
+            kl = torch.cat([self.score_kl(rollout.select(index)).kl for index in pieces])
         return kl[torch.cat(pieces).argsort().to(kl.device)]
 
     def score_kl(self, rows: RolloutBatch) -> KLScores:

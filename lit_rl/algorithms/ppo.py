@@ -18,6 +18,7 @@ from torch import Tensor
 from lit_rl.algorithms.arguments import optimizer_of
 from lit_rl.algorithms.grpo import GRPO
 from lit_rl.algorithms.reporting import add_value_metrics
+from lit_rl.algorithms.sharded import even
 from lit_rl.algorithms.updates import Network, as_list
 from lit_rl.batch import RolloutBatch
 from lit_rl.errors import ConfigError
@@ -25,6 +26,7 @@ from lit_rl.functional.masking import Totals
 from lit_rl.models.critic import vocabulary_size
 from lit_rl.models.flat_attention import shares_prefixes
 from lit_rl.models.score import Rows
+from lit_rl.models.sharding import gathered
 from lit_rl.objectives.advantage import Advantage
 from lit_rl.objectives.batch_plan import BatchPlan
 from lit_rl.objectives.value import Critic
@@ -79,7 +81,8 @@ class PPO(GRPO):
     def values(self, rollout: RolloutBatch) -> Tensor:
         """(B, T) the critic's values without gradient, in score micro-batches."""
         pieces = list(self.batch.score_batches(rollout, is_sharing=shares_prefixes(self.policy)))
-        values = torch.cat([self.critic(rows_of(rollout.select(piece))) for piece in pieces])
+        with gathered(self.critic):
+            values = torch.cat([self.critic(rows_of(rollout.select(piece))) for piece in pieces])
         return values[torch.cat(pieces).argsort().to(values.device)]
 
     def credit_(self, rollout: RolloutBatch) -> None:
@@ -102,7 +105,8 @@ class PPO(GRPO):
         if self.critic_batch is None:
             return self.batch.micro_batches(rows, is_sharing=is_sharing)
         for_policy = replace(rows, returns=None)
-        return chain(super().micro_batches(for_policy), self.critic_batch.micro_batches(for_critic))
+        policy = even(list(super().micro_batches(for_policy)), self.policy)
+        return chain(policy, self.critic_batch.micro_batches(for_critic))
 
     def networks(self) -> list[Network]:
         (policy,) = super().networks()

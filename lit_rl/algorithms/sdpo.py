@@ -200,20 +200,22 @@ class SDPO(GRPO):
     def teacher_logps(self, rollout: RolloutBatch) -> Tensor:
         """(B, T) log-probabilities under the teacher with its own prompt, 0 in rows that have no teacher."""
         assert rollout.completion_ids is not None and rollout.self_distillation_mask is not None
+        assert self.teacher is not None
         out = torch.zeros(rollout.completion_ids.shape, dtype=logps_dtype(self.policy), device=self.device)
         index = rollout.self_distillation_mask.nonzero().flatten()
         taught = rollout.select(index)
         ids, lengths, *_ = teacher_rows(taught)
         shown = replace(taught, prompt_ids=ids, prompt_len=lengths)
-        for piece in self.batch.score_batches(shown, is_sharing=shares_prefixes(self.policy)):
-            rows = taught.select(piece)
-            assert rows.completion_ids is not None
-            flat = source_logps(
-                self.teacher_sources(rows),
-                rows.completion_ids[rows.token_mask],
-                temperature=self.sampling.temperature,
-            )
-            out[index[piece]] = at_tokens(rows.token_mask, flat).to(out.dtype)
+        with self.teacher.ready():
+            for piece in self.batch.score_batches(shown, is_sharing=shares_prefixes(self.policy)):
+                rows = taught.select(piece)
+                assert rows.completion_ids is not None
+                flat = source_logps(
+                    self.teacher_sources(rows),
+                    rows.completion_ids[rows.token_mask],
+                    temperature=self.sampling.temperature,
+                )
+                out[index[piece]] = at_tokens(rows.token_mask, flat).to(out.dtype)
         return out
 
     def ask_teacher_server(self, rollout: RolloutBatch) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from lit_rl.algorithms.quantized_state import packed, unpacked
 from lit_rl.errors import DataError
+from lit_rl.models.sharding import whole
 
 if TYPE_CHECKING:
     from lit_rl.algorithms.base import RLModule
@@ -36,7 +37,7 @@ def add_state(module: RLModule, checkpoint: dict[str, Any]) -> None:
         "optimizer_steps": module.optimizer_steps,
         "seconds": dict(module.clock.total),
         "left_out": frozen,
-        "roles": {name: role.state_dict() for name, role in module.stateful.items()},
+        "roles": whole({name: role.state_dict() for name, role in module.stateful.items()}),
     }
 
 

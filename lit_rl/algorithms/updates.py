@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from lit_rl.distributed import all_sum_, sum_gradients_
 from lit_rl.metrics import MetricSums
@@ -81,7 +82,7 @@ def step_(networks: list[Network], loss: Tensor) -> Outcome:
     sum_gradients_([parameter for network in learning for parameter in network.parameters])
     loss = all_sum_(loss.double())
     norms = {
-        network.name: nn.utils.clip_grad_norm_(network.parameters, network.max_grad_norm or math.inf)
+        network.name: _whole(nn.utils.clip_grad_norm_(network.parameters, network.max_grad_norm or math.inf))
         for network in learning
     }
     is_finite = bool(sum(norms.values(), start=loss).isfinite())
@@ -90,6 +91,10 @@ def step_(networks: list[Network], loss: Tensor) -> Outcome:
             network.optimizer.step()
         network.optimizer.zero_grad()
     return Outcome(loss, norms, is_finite)
+
+
+def _whole(norm: Tensor) -> Tensor:
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def add_update_metrics(sums: MetricSums, networks: list[Network], done: Outcome) -> None:

@@ -26,8 +26,12 @@ def guided_decoding(settings: Settings) -> str | None:
 
 def gathering(settings: Settings) -> str | None:
     """Rule 7."""
-    return settings.idle(
-        ["rollout.engine.ds3_gather_for_generation"], "trainer=deepspeed, which is not built yet"
+    key = "rollout.engine.ds3_gather_for_generation"
+    if settings.get(key, True):
+        return None
+    return (
+        f"{key} (found False) needs trainer=deepspeed, which is not built; with trainer=fsdp the weights are "
+        "always brought together to write."
     )
 
 

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from lit_rl.configuration import algorithm_rules, batch_rules, run_rules, trainer_rules
+from lit_rl.configuration import algorithm_rules, batch_rules, run_rules, sharding_rules, trainer_rules
 from lit_rl.configuration.settings import Settings
 from lit_rl.configuration.tree import ABSENT, at
 
@@ -16,6 +16,9 @@ MIRRORED_RULES = (
     trainer_rules.true_precision,
     trainer_rules.flash_attention,
     trainer_rules.activation_offload,
+    sharding_rules.fsdp_config,
+    sharding_rules.sequence_parallel,
+    sharding_rules.without_fsdp,
     run_rules.warm_up,
     run_rules.shape_of_schedule,
     run_rules.optimizer_and_schedule,

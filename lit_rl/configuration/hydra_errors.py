@@ -15,9 +15,8 @@ from lit_rl.errors import ConfigError
 
 Compose = Callable[[list[str]], dict[str, Any]]
 REFUSED = {
-    "trainer=fsdp": "FSDP2 is not built yet, and Lightning's FSDP1 cannot do several backward passes in a "
-    "step; use trainer=ddp, or trainer=gpu on one device",
-    "trainer=deepspeed": "DeepSpeed is not built yet; use trainer=ddp",
+    "trainer=deepspeed": "DeepSpeed would take gradients, their cap and the optimizer steps over, and is not "
+    "built; trainer=fsdp shares out the same weights, gradients and optimizer state",
     "trainer=megatron": "Megatron is not supported; use trainer=ddp",
     "trainer=slurm": "a SLURM trainer is not built yet; start trainer=ddp with srun and give run_dir",
 }

@@ -111,7 +111,8 @@ def _skeletons(tree: dict[str, Any]) -> tuple[nn.Module, nn.Module | None]:
 def _skeleton(node: dict[str, Any]) -> nn.Module:
     """The model of a node; what it computes again in a backward runs as in the forward."""
     arguments = {name: value for name, value in node.items() if name not in NODE_KEYS}
-    blocks = {name: built(value) for name, value in arguments.items() if name in ("lora", "kernels")}
+    settings = ("lora", "kernels", "fsdp_config")
+    blocks = {name: built(value) for name, value in arguments.items() if name in settings}
     if node["gradient_checkpointing"]:
         given = node["gradient_checkpointing_kwargs"] or {}
         arguments["gradient_checkpointing_kwargs"] = {**given, "context_fn": _recomputing}

@@ -10,6 +10,7 @@ from lit_rl.configuration import batch_rules
 from lit_rl.configuration.memory import Memory, memory_of
 from lit_rl.configuration.plan import page
 from lit_rl.configuration.settings import Settings
+from lit_rl.configuration.sharding_rules import TARGET
 from lit_rl.configuration.tree import at
 from lit_rl.paths import resolve_model_path
 
@@ -60,6 +61,8 @@ def _unknown(tree: dict[str, Any]) -> str | None:
     """Why there is nothing to follow on the meta device."""
     if not tree["model"]["_target_"].endswith("models.load.load_policy"):
         return f"model is made by {tree['model']['_target_']}"
+    if isinstance(strategy := tree["trainer"]["strategy"], dict) and strategy["_target_"].endswith(TARGET):
+        return "trainer=fsdp brings weights together layer by layer, which is not followed"
     path = tree["model"]["path"]
     if not resolve_model_path(path).is_local:
         return f"model.path {path!r} is not on this machine yet"

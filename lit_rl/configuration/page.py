@@ -68,7 +68,7 @@ GROUPS = (
         ),
     ),
     ("logger", ("default", "tensorboard", "csv", "console", "wandb", "mlflow", "swanlab", "none")),
-    ("trainer", ("cpu", "gpu", "ddp")),
+    ("trainer", ("cpu", "gpu", "ddp", "fsdp")),
 )
 NODE_OF = {"policy_loss": "algo.policy_loss"}  # where a group's files land, if not under its name
 HEAD = """# Every key

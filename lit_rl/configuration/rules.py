@@ -15,6 +15,7 @@ from lit_rl.configuration import rollout_rules as rollout
 from lit_rl.configuration import run_rules as run
 from lit_rl.configuration import sdpo_rules as sdpo
 from lit_rl.configuration import search_rules as search
+from lit_rl.configuration import sharding_rules as sharding
 from lit_rl.configuration import trainer_rules as trainer
 from lit_rl.configuration.settings import Settings
 
@@ -30,6 +31,10 @@ RULES: list[Rule] = [
     trainer.flash_attention,
     trainer.cache_of_a_gpu,
     trainer.activation_offload,
+    sharding.fsdp_config,
+    sharding.parallel_sizes,
+    sharding.sequence_parallel,
+    sharding.without_fsdp,
     batch.whole_prompts_per_rank,
     batch.whole_optimizer_batches,
     batch.micro_batch_within_optimizer_batch,

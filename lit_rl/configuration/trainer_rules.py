@@ -50,7 +50,7 @@ def known_strategy(settings: Settings) -> str | None:
         return None
     return (
         f"trainer.strategy must be auto or a block (found {strategy!r}); use trainer=ddp for several "
-        "processes. FSDP1 cannot do several backward passes in a step, and FSDP2 is not built yet."
+        "processes, trainer=fsdp to share the weights out. FSDP1 cannot do several backward passes in a step."
     )
 
 
@@ -59,7 +59,7 @@ def several_devices(settings: Settings) -> str | None:
         return None
     return (
         f"trainer.devices * trainer.num_nodes (found {batch_rules.ranks(settings)}) above 1 needs "
-        f"trainer=ddp (found trainer.strategy 'auto'); for GPUs: trainer=ddp trainer.accelerator=gpu."
+        f"trainer=ddp or fsdp (found trainer.strategy 'auto'); for GPUs: trainer=ddp trainer.accelerator=gpu."
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lit_rl.errors import ConfigError
+from lit_rl.migrate import sharing
 from lit_rl.migrate.draft import DIFFERS, NOT_YET, TAKEN, UNKNOWN, WITHOUT, Draft
 from lit_rl.migrate.rows import Row, by_name
 
@@ -379,10 +380,8 @@ COMPUTED: dict[str, Computed] = {
     "ignore_data_skip": _word("checkpoint.load_contents", {True: ["model", "optimizer"], False: None}),
     "restore_callback_states_from_checkpoint": _word("checkpoint.load_contents", {True: None, False: None}),
     "use_cpu": _word("trainer.accelerator", {True: "cpu", False: None}),
-    "parallelism_config": _word("trainer.strategy.tensor_parallel_size", {None: None}),
     "train_sampling_strategy": _word("data.shuffle", {"random": True, "sequential": False}),
-    "fsdp": _choice("trainer", {None: None, "": None, False: None, True: "fsdp", "full_shard": "fsdp"}),
-    "fsdp_config": _word("model.fsdp_config", {None: None}),
+    **sharing.TRL,
     "deepspeed": _choice("trainer", {None: None}),
     "debug": _word("trainer.detect_anomaly", {"": None, None: None, "underflow_overflow": True}),
     **{f"do_{name}": _word("task", {True: task, False: None}) for name, task in TASKS.items()},

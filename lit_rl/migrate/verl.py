@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from lit_rl.migrate import sharing
 from lit_rl.migrate.draft import DIFFERS, NOT_YET, TAKEN, UNKNOWN, WITHOUT, Draft, flat
 from lit_rl.migrate.rows import Row, by_name
 
@@ -282,16 +283,6 @@ def _engine_arguments(draft: Draft, key: str, value: Any, args: dict[str, Any]) 
         draft.say(key, value, TAKEN, "nothing: another engine is chosen.")
 
 
-def _offload(draft: Draft, key: str, value: Any, args: dict[str, Any]) -> None:
-    on = args.get("model.fsdp_config.cpu_offload", False) and args.get(
-        "model.fsdp_config.offload_params", False
-    )
-    if on:
-        draft.take(key, value, "model.fsdp_config.param_offload", True)
-    else:
-        draft.say(key, value, TAKEN, "nothing: off.")
-
-
 def _optimizer_class(draft: Draft, key: str, value: Any, args: dict[str, Any]) -> None:
     package = str(args.get("optim.optimizer_impl", "torch.optim"))
     suffix = {"torch.optim": "", "torchao.optim": "_torchao", "bitsandbytes.optim": "_bnb"}.get(package, "")
@@ -339,7 +330,7 @@ COMPUTED: dict[str, Computed] = {
     "actor_rollout_ref.model.use_remove_padding": _to(
         "model.kernels.share_prefix", {True: None, False: None}
     ),
-    f"{ACTOR}strategy": _group("trainer"),
+    f"{ACTOR}strategy": _group("trainer", {"fsdp2": "fsdp"}),
     f"{ACTOR}ppo_mini_batch_size": _mini_batch,
     f"{ACTOR}ppo_micro_batch_size": _per_rank("algo.batch.micro_batch_size"),
     f"{ACTOR}ppo_micro_batch_size_per_gpu": _rows_per_gpu,
@@ -373,6 +364,7 @@ COMPUTED: dict[str, Computed] = {
     "trainer.logger": _loggers,
     "trainer.test_freq": _tests,
     "trainer.remove_previous_ckpt_in_save": _kept,
+    **sharing.VERL,
 }
 COMPUTED |= {
     f"{prefix}{name}": function
@@ -397,6 +389,6 @@ OF_KIND: dict[tuple[str, str], Computed] = {
     ("sft", "optim.override_optimizer_config"): _further,
     ("sft", "model.partial_pretrain"): _model,
     ("sft", "model.fsdp_config.model_dtype"): _to("model.dtype", {"fp32": "float32", "bf16": "bfloat16"}),
-    ("sft", "model.fsdp_config.cpu_offload"): _offload,
-    ("sft", "model.fsdp_config.offload_params"): _offload,
+    ("sft", "model.fsdp_config.cpu_offload"): sharing.offload,
+    ("sft", "model.fsdp_config.offload_params"): sharing.offload,
 }

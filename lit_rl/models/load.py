@@ -16,6 +16,7 @@ from lit_rl.models.lora import LoRA, with_adapters, with_trained_adapter
 from lit_rl.models.offload import offload_activations_
 from lit_rl.models.parameters import freeze_routers_, trainable_parameters
 from lit_rl.models.settings import CONFIG_DEDICATED, DTYPES, check_names, check_settings
+from lit_rl.models.sharding import Sharding, set_sharding_
 from lit_rl.models.weights import base_of
 from lit_rl.paths import ModelFiles, resolve_model_path
 
@@ -36,6 +37,8 @@ def load_policy(
     enable_activation_offload: bool = False,
     lora: LoRA | None = None,
     kernels: Kernels | None = None,
+    fsdp_config: Sharding | None = None,
+    ulysses_sequence_parallel_size: int = 1,
 ) -> nn.Module:
     """A causal language model ready to train: a Hugging Face model, or a PEFT model around one.
 
@@ -61,6 +64,8 @@ def load_policy(
         enable_activation_offload: keep what the backward pass needs in CPU memory; a GPU.
         lora: adapters; null or rank 0 trains all weights.
         kernels: how forward passes are computed.
+        fsdp_config: how trainer=fsdp cuts the weights; noted only.
+        ulysses_sequence_parallel_size: processes that share a sequence; only 1 is built.
 
     Raises:
         ConfigError: a setting cannot work, or the model cannot be found or read.
@@ -81,6 +86,11 @@ def load_policy(
         )
     if neftune_noise_alpha is not None and not neftune_noise_alpha > 0:
         raise ConfigError(f"model.neftune_noise_alpha must be null or > 0 (found {neftune_noise_alpha!r}).")
+    if ulysses_sequence_parallel_size != 1:
+        raise ConfigError(
+            f"model.ulysses_sequence_parallel_size must be 1 (found {ulysses_sequence_parallel_size!r}): "
+            "sequence parallelism is not built."
+        )
     _import_packages(external_lib)
     init_kwargs = dict(model_init_kwargs or {})
     files, adapter = _files_of(path, init_kwargs.get("revision"), lora)
@@ -111,6 +121,7 @@ def load_policy(
         offload_activations_(model)
     trainable_parameters(model)
     (kernels or Kernels()).apply_(model)
+    set_sharding_(model, fsdp_config or Sharding())
     return model.train()
 
 

@@ -5,7 +5,7 @@ Weights that a role has moved itself are in its `state_dict`.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
@@ -16,8 +16,9 @@ from lit_rl.functional.distillation import Source
 from lit_rl.functional.ema import lerp_
 from lit_rl.models.export import save_hf
 from lit_rl.models.load import load_policy
-from lit_rl.models.score import Rows, completion_hidden, head_of
+from lit_rl.models.score import Rows, completion_hidden, lasting_head_of
 from lit_rl.models.scorer import Scorer
+from lit_rl.models.sharding import gathered, like, own_part
 from lit_rl.models.weights import (
     base_of,
     base_tensors,
@@ -49,9 +50,12 @@ class Role(Scorer):
     def model(self) -> AbstractContextManager[nn.Module]:
         """The model in eval mode, with gradients off, as long as the context lasts."""
 
+    def ready(self) -> AbstractContextManager[nn.Module]:
+        return self.model()
+
     def sources(self, rows: Rows) -> list[Source]:
         with self.model() as model:
-            return [Source(completion_hidden(model, rows), head_of(model))]
+            return [Source(completion_hidden(model, rows), lasting_head_of(model))]
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         _load_(state, {}, self)
@@ -71,8 +75,12 @@ class FrozenCopy(Role):
 
     @contextmanager
     def model(self) -> Iterator[nn.Module]:
-        with torch.no_grad():
+        with torch.no_grad(), gathered(self._model):
             yield self._model
+
+    def shard_(self, shard: Callable[[nn.Module], None]) -> None:
+        shard(self._model)
+        self._own = []
 
     def to_(self, device: torch.device | str) -> None:
         for tensor in self._own:
@@ -93,7 +101,7 @@ class AdapterOff(Role):
     @contextmanager
     def model(self) -> Iterator[nn.Module]:
         trains = [(p, p.requires_grad) for p in self._policy.parameters()]
-        with _scoring(self._policy), self._policy.disable_adapter():  # type: ignore[operator]
+        with _scoring(self._policy), self._policy.disable_adapter(), gathered(self._policy):  # type: ignore[operator]
             yield self._policy
         for parameter, requires_grad in trains:  # peft turns all adapters' gradients on again
             parameter.requires_grad_(requires_grad)
@@ -111,7 +119,7 @@ class Live(Role):
 
     @contextmanager
     def model(self) -> Iterator[nn.Module]:
-        with _scoring(self._policy):
+        with _scoring(self._policy), gathered(self._policy):
             yield self._policy
 
 
@@ -141,8 +149,16 @@ class AveragedCopy(Role):
 
     @contextmanager
     def model(self) -> Iterator[nn.Module]:
-        with torch.no_grad():
+        with torch.no_grad(), gathered(self._model):
             yield self._model
+
+    def shard_(self, shard: Callable[[nn.Module], None]) -> None:
+        is_same = {name: average is self._parameters[name] for name, average in self._averages.items()}
+        shard(self._model)
+        self._own, self._parameters = [], dict(self._model.named_parameters())
+        for name, average in self._averages.items():
+            mine = self._parameters[name]
+            self._averages[name] = mine if is_same[name] else like(average, mine)
 
     def move_(self, rate: float) -> None:
         """average = (1 - rate) * average + rate * policy (mean teacher, arXiv 1703.01780).
@@ -150,9 +166,11 @@ class AveragedCopy(Role):
         Args:
             rate: in [0, 1]; 0 keeps the average, 1 copies the policy.
         """
-        for name, tensor, _ in base_tensors(self._policy):
-            if name in self._averages:
-                lerp_([self._averages[name]], [tensor], rate)
+        with gathered(*([self._policy] if has_adapters(self._policy) else [])):  # or their sums are of parts
+            for name, tensor, _ in base_tensors(self._policy):
+                if name in self._averages:
+                    average = self._averages[name]
+                    lerp_([own_part(average)], [own_part(like(tensor, average))], rate)
         self._refresh_()
 
     def to_(self, device: torch.device | str) -> None:
@@ -173,7 +191,7 @@ class AveragedCopy(Role):
     def _refresh_(self) -> None:
         for name, average in self._averages.items():
             if average is not self._parameters[name]:
-                self._parameters[name].copy_(average)
+                own_part(self._parameters[name]).copy_(own_part(average))
 
 
 class MovingReference(AveragedCopy):
@@ -240,6 +258,9 @@ class Offloaded(Role):
         """Mix as `MovingReference` does, where the weights rest."""
         assert isinstance(self._role, MovingReference)
         self._role.mix_(alpha)
+
+    def shard_(self, shard: Callable[[nn.Module], None]) -> None:
+        self._role.shard_(shard)
 
     def to_(self, device: torch.device | str) -> None:
         """Remember where to score; the weights stay."""
@@ -330,4 +351,4 @@ def _load_(state: Mapping[str, Tensor], weights: Mapping[str, Tensor], role: Rol
             "that it was written with."
         )
     for name, tensor in state.items():
-        weights[name].copy_(tensor)
+        own_part(weights[name]).copy_(own_part(like(tensor, weights[name])))

@@ -15,6 +15,7 @@ from lit_rl.batch import RolloutBatch, length_mask
 from lit_rl.errors import ConfigError
 from lit_rl.functional.logps import Head, logits, token_logps
 from lit_rl.models.flat_attention import flat_pass, flat_rows_of
+from lit_rl.models.sharding import is_sharded, ready_
 from lit_rl.models.weights import base_of, effective_weight
 
 
@@ -101,6 +102,7 @@ def completion_hidden(model: nn.Module, rows: Rows) -> Tensor:
     if width == 0:
         weight = head_of(model).weight
         return weight.new_zeros(0, weight.shape[1])
+    ready_(base_of(model))
     body, device = _body(model), base_of(model).device
     flat = flat_rows_of(model, *rows)
     if flat is not None:
@@ -135,6 +137,15 @@ def head_of(model: nn.Module) -> Head:
         multiplier *= 1.0 if value is None else float(value) ** power
     softcap = getattr(config, "final_logit_softcapping", None)
     return Head(effective_weight(layer).to(inner.weight.dtype), inner.bias, multiplier, softcap)
+
+
+def lasting_head_of(model: nn.Module) -> Head:
+    """`head_of` without gradient, to be used when the model's weights are at rest or cut again."""
+    head = head_of(model)
+    copied = [None if t is None else t.detach() for t in (head.weight, head.bias)]
+    if is_sharded(model):  # whose whole weights are freed
+        copied = [None if t is None else t.clone() for t in copied]
+    return Head(copied[0], copied[1], head.multiplier, head.softcap)  # type: ignore[arg-type]
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from lit_rl.batch import length_mask
 from lit_rl.functional.kl import token_logps_and_kl
 from lit_rl.models.roles import Role
-from lit_rl.models.score import Rows, completion_hidden, head_of
+from lit_rl.models.score import Rows, completion_hidden, head_of, lasting_head_of
 
 
 class KLScores(NamedTuple):
@@ -47,9 +47,7 @@ def score_kl(
     """
     with ref.model() as model:
         ref_hidden = completion_hidden(model, rows)
-        head = head_of(model)
-        # detached from the parameter, so that it stays on the device when the reference goes back to rest
-        ref_head = head._replace(weight=head.weight.detach())
+        ref_head = lasting_head_of(model)
     is_token = length_mask(rows.completion_len, rows.completion_ids.shape[1])  # (B, T)
     flat = token_logps_and_kl(
         completion_hidden(policy, rows),

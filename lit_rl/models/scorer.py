@@ -1,10 +1,11 @@
 """Scorer: what a teacher or a reference is to the losses."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_rl.functional.distillation import Source
 from lit_rl.models.score import Rows
@@ -22,6 +23,17 @@ class Scorer(ABC):
 
         Args:
             rows: prompts, the scorer's own, and completions; row by row, in each row by position.
+        """
+
+    def ready(self) -> AbstractContextManager[object]:
+        """Holds its weights together for several calls; their number may differ between processes."""
+        return nullcontext()
+
+    def shard_(self, shard: Callable[[nn.Module], None]) -> None:  # noqa: B027
+        """Cut weights of its own over the processes.
+
+        Args:
+            shard: cuts a model as the policy will be.
         """
 
     def to_(self, device: torch.device | str) -> None:  # noqa: B027

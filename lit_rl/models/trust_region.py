@@ -1,5 +1,8 @@
 """TrustRegion: a teacher that is the initial policy, drawn toward the current one."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import nn
 
@@ -33,6 +36,14 @@ class TrustRegion(Scorer):
             if share > 0
             for source in role.sources(rows)
         ]
+
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        with self._initial.ready(), self._current.ready():
+            yield
+
+    def shard_(self, shard: Callable[[nn.Module], None]) -> None:
+        self._initial.shard_(shard)
 
     def to_(self, device: torch.device | str) -> None:
         self._initial.to_(device)

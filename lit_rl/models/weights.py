@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from lit_rl.errors import ConfigError
 
@@ -122,6 +123,8 @@ def dense_copy(policy: nn.Module) -> Any:
     Raises:
         ConfigError: the base model is quantized.
     """
+    if isinstance(base_of(policy), FSDPModule):
+        return _rebuilt(policy)
     twin = shared_copy(policy)
     if has_adapters(policy):
         twin = twin.unload()
@@ -132,6 +135,19 @@ def dense_copy(policy: nn.Module) -> Any:
                 weight = nn.Parameter(tensor.to(dtypes[name]).clone(), requires_grad=False)
                 setattr(twin.get_submodule(parent), leaf, weight)
     return twin.eval()
+
+
+def _rebuilt(policy: nn.Module) -> Any:
+    """`dense_copy` of a model that is cut over processes; to be called inside `gathered`."""
+    base = base_of(policy)
+    own_class = type(base).__mro__[2]  # the first two are torch's
+    twin: Any = own_class(copy.deepcopy(base.config)).to(base.dtype)
+    twin.generation_config = copy.deepcopy(base.generation_config)
+    parameters = dict(twin.named_parameters(remove_duplicate=False))
+    with torch.no_grad():
+        for name, tensor in named_base_tensors(policy):
+            parameters[name].copy_(tensor)
+    return twin.requires_grad_(False).eval()
 
 
 def shared_copy(policy: nn.Module) -> Any:

@@ -16,6 +16,8 @@ class RolloutEngine(ABC):
 
     policy_version: int = -1
     """Version of the weights the engine holds; -1 before the first sync."""
+    writes_with_policy: bool = False
+    """Whether it reads the policy's own weights while it writes; known after `bind`."""
 
     @abstractmethod
     def bind(

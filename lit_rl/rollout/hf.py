@@ -38,14 +38,25 @@ class HFEngine(RolloutEngine):
             splits is read once per part.
         cache_implementation: null or "dynamic" grows with the completions, "static" takes the full length at
             once.
+        ds3_gather_for_generation: bring weights that are cut over processes together to write, once per
+            generation; false is not built.
 
     Raises:
         ConfigError: a value is none of these.
     """
 
     def __init__(
-        self, dtype: str = "auto", max_num_seqs: int = 1024, cache_implementation: str | None = None
+        self,
+        dtype: str = "auto",
+        max_num_seqs: int = 1024,
+        cache_implementation: str | None = None,
+        ds3_gather_for_generation: bool = True,
     ) -> None:
+        if not ds3_gather_for_generation:
+            raise ConfigError(
+                "rollout.engine.ds3_gather_for_generation must be true (found False): writing with weights "
+                "that stay cut over processes is not built."
+            )
         if dtype not in _DTYPES:
             raise ConfigError(f"rollout.engine.dtype must be one of {', '.join(_DTYPES)} (found {dtype!r}).")
         if max_num_seqs < 1:
@@ -70,6 +81,7 @@ class HFEngine(RolloutEngine):
         own = next(p.dtype for p in policy.parameters() if p.is_floating_point())
         wanted = own if self.dtype == "auto" else getattr(torch, self.dtype)
         self._is_copy = wanted != own
+        self.writes_with_policy = not self._is_copy
         if self._is_copy:
             self._model = merged_copy(policy, wanted)
         else:

@@ -243,6 +243,8 @@ def table(folder: Path) -> dict[str, Mutation]:
         "model.kernels.liger_kernel_config": to("{rms_norm: true}"),
         "model.kernels.torch_compile_backend": to("eager"),
         "model.kernels.torch_compile_mode": to("default"),
+        "model.fsdp_config.transformer_layer_cls_to_wrap": to("[LlamaDecoderLayer]"),
+        "model.fsdp_config.fsdp_size": to(2),
         "model.lora.lora_rank": to(2),
         "model.lora.lora_alpha": to(64, *lora, "optim.lr=1e-2"),
         "model.lora.lora_dropout": to(0.5, *lora, "model.disable_dropout=false"),

@@ -132,7 +132,44 @@ CASES = [
     ("model.attn_implementation=flash_attention_2", ["model.attn_implementation", "model.dtype"]),
     ("trainer.precision=bf16-true", ["trainer.precision", "model.dtype"]),
     ("trainer.devices=2", ["trainer.devices", "trainer=ddp"]),
-    ("trainer.strategy=fsdp", ["trainer.strategy", "trainer=ddp"]),
+    ("trainer.strategy=fsdp", ["trainer.strategy", "trainer=ddp", "trainer=fsdp"]),
+    ("model.fsdp_config.min_num_params=9", ["model.fsdp_config.min_num_params", "trainer=fsdp"]),
+    ("trainer=ddp model.fsdp_config.fsdp_size=2", ["model.fsdp_config.fsdp_size", "trainer=fsdp"]),
+    ("trainer=fsdp model.fsdp_config.fsdp_size=3", ["model.fsdp_config.fsdp_size", "trainer.devices", "2"]),
+    (
+        "trainer=fsdp model.fsdp_config.param_offload=true model.fsdp_config.optimizer_offload=true",
+        [
+            "model.fsdp_config.param_offload",
+            "model.fsdp_config.optimizer_offload",
+            "trainer.accelerator=cpu",
+        ],
+    ),
+    (
+        "trainer=fsdp model.fsdp_config.min_num_params=9 "
+        "model.fsdp_config.transformer_layer_cls_to_wrap=[LlamaMLP]",
+        ["model.fsdp_config.min_num_params", "model.fsdp_config.transformer_layer_cls_to_wrap"],
+    ),
+    (
+        "trainer=fsdp trainer.strategy.tensor_parallel_size=2",
+        ["trainer.strategy.tensor_parallel_size", "rollout.engine.tensor_parallel_size"],
+    ),
+    (
+        "trainer=fsdp trainer.strategy.data_parallel_size=1",
+        ["trainer.strategy.data_parallel_size", "model.fsdp_config.fsdp_size"],
+    ),
+    ("model.ulysses_sequence_parallel_size=2", ["model.ulysses_sequence_parallel_size", "must be 1"]),
+    (
+        "rollout.engine.ds3_gather_for_generation=false",
+        ["rollout.engine.ds3_gather_for_generation", "trainer=deepspeed"],
+    ),
+    ("trainer=fsdp rollout.engine.dtype=bfloat16", ["rollout.engine.dtype"]),
+    ("trainer=fsdp trainer.precision=16-mixed", ["trainer.precision"]),
+    ("trainer=fsdp optim=sgd", ["optim.fused"]),
+    ("trainer=fsdp model.kernels.torch_compile=true", ["model.kernels.torch_compile"]),
+    (
+        "trainer=fsdp callbacks=[default,push_to_hub]",
+        ["callbacks.push_to_hub", "python -m lit_rl.export"],
+    ),
     ("trainer.gradient_clip_val=1", ["trainer.gradient_clip_val", "algo.max_grad_norm"]),
     ("trainer.max_epochs=3", ["trainer.max_epochs", "data.total_epochs"]),
     ("+trainer.fast_dev_run=true", ["trainer.fast_dev_run", "debug=fast"]),
@@ -401,6 +438,9 @@ def test_a_breach_is_refused_and_names_every_key(refusal, line: str, parts: list
     [
         "algo=grpo",
         "algo=sdpo",
+        "trainer=fsdp",
+        "algo=ppo data.train_batch_size=8 algo.batch.optimizer_batch_size=null trainer=fsdp",
+        "trainer=fsdp model.fsdp_config.fsdp_size=1 model.fsdp_config.min_num_params=1000",
         "algo=grpo debug=fast",
         "algo=sdpo debug=overfit",
         "algo=grpo debug=anomaly",

@@ -162,6 +162,28 @@ def test_numbers_of_trl_are_prompts_rows_and_iterations() -> None:
         sizes_of({"per_device_train_batch_size": 3}, 1)
 
 
+def test_what_shares_a_model_out_is_taken_and_what_is_not_built_is_named() -> None:
+    args = {
+        "fsdp": "full_shard offload",
+        "fsdp_config": {"fsdp_min_num_params": 1000, "use_orig_params": True, "version": 2},
+        "parallelism_config": {"dp_replicate_size": 2, "dp_shard_size": 4, "tp_size": 2, "sp_size": 1},
+        "ds3_gather_for_generation": True,
+    }
+    draft = from_trl(args, "GRPOConfig")
+    out, found = draft.finish(SOURCE), verdicts(draft)
+    assert {"override /trainer": "fsdp"} in out["defaults"]
+    assert out["model"]["fsdp_config"] == {"min_num_params": 1000, "param_offload": True, "fsdp_size": 4}
+    assert out["trainer"]["strategy"] == {"data_parallel_size": 8}
+    not_built = {key for key, verdict in found.items() if verdict == NOT_YET}
+    assert not_built == {"fsdp_config.use_orig_params", "parallelism_config.tp_size"}
+    document = {"actor_rollout_ref": {"actor": {"ulysses_sequence_parallel_size": 2, "strategy": "fsdp2"}}}
+    draft = from_verl(document)
+    assert {"override /trainer": "fsdp"} in draft.finish(SOURCE)["defaults"]
+    assert [line.key for line in draft.lines if line.verdict == NOT_YET] == [
+        "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
+    ]
+
+
 def test_what_cannot_be_taken_is_named_and_ends_with_an_exit_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
