@@ -393,8 +393,6 @@ class RLModule(L.LightningModule):
         schedule = arguments.schedule_of(scheduler, optimizer, total_steps)
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
-    # -------------------------------------------------------------------------------------------- checkpoint
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         add_state(self, checkpoint)
 

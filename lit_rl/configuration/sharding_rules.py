@@ -77,7 +77,7 @@ def without_fsdp(settings: Settings) -> str | None:
     refused = {
         f"trainer.precision (found {precision!r}) must not scale losses": precision == "16-mixed",
         f"optim (found {optim}) must be an optimizer of torch": not optim.startswith("torch."),
-        "model.kernels.torch_compile (found True) must be false: compiled layers are untried over cut weights": (
+        "model.kernels.torch_compile (found True) must be false: nobody tried it over cut weights": (
             bool(settings.get("model.kernels.torch_compile"))
         ),
         "optim.fused (found True) must be false with optim=sgd, whose kernel does not take cut weights": (
