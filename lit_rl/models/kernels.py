@@ -27,7 +27,8 @@ class Kernels:
             padding, each with its own prompt. Source: verl.
         use_liger_kernel: Liger's fused norms, rotary embeddings and gated layers; a GPU and the package
             liger-kernel.
-        liger_kernel_config: which of them, by the names of Liger's own functions, such as `rms_norm`; null is all.
+        liger_kernel_config: which of them, by the names of Liger's own functions, such as `rms_norm`; null is
+            all.
         torch_compile: compile each decoder layer for passes that score and train; decoding is not compiled.
         torch_compile_backend: null is torch's inductor.
         torch_compile_mode: null, or "default", "reduce-overhead", "max-autotune",
