@@ -98,7 +98,13 @@ class Prime(RewardManager):
     def _workers(self) -> Any:
         if self._pool is None:
             context = multiprocessing.get_context("fork")
-            self._pool = context.Pool(self.num_workers, _remember, (self.functions,))
+            # Until a worker has put its handlers in order, a SIGTERM of `close` has to wait: one of the
+            # parent's handlers would take it, and `close` would wait for ever.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+            try:
+                self._pool = context.Pool(self.num_workers, _remember, (self.functions,))
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return self._pool
 
 
@@ -196,6 +202,7 @@ def _remember(functions: dict[str, Reward]) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     _FUNCTIONS.update(functions)
 
 

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from lit_rl.errors import ConfigError, DataError
+from lit_rl.rewards import manager
 from lit_rl.rewards.base import RewardSum, Sample
 from lit_rl.rewards.by_source import BySource
 from lit_rl.rewards.custom import from_function
@@ -151,3 +152,26 @@ def test_five_batches_with_a_slow_row_each_take_as_long_as_the_first(manager: st
     total.manager.close()
     left = set(psutil.Process().children()) - before
     assert [process for process in left if process.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_workers_end_at_once_however_early_they_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told while a handler of the parent is still theirs, they would take the word and stay."""
+    before = signal.signal(signal.SIGTERM, lambda signum, frame: None)
+    remember = manager._remember
+
+    def late(functions: dict[str, Reward]) -> None:
+        time.sleep(0.3)
+        remember(functions)
+
+    monkeypatch.setattr(manager, "_remember", late)
+    try:
+        prime = manager.Prime({"f": Length()}, timeout=5.0, num_workers=2)
+        processes = prime._workers()._pool
+        ending = threading.Thread(target=prime.close, daemon=True)
+        ending.start()
+        ending.join(10)
+        assert not ending.is_alive() and not any(process.is_alive() for process in processes)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        for process in processes:
+            process.kill()
