@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -94,8 +94,7 @@ class RLModule(L.LightningModule):
         if on_nonfinite not in ("error", "skip"):
             raise ConfigError(f"algo.on_nonfinite must be 'error' or 'skip' (found {on_nonfinite!r}).")
         self.automatic_optimization = False
-        self.policy = policy
-        self.optimizer, self.scheduler = optimizer, scheduler
+        self.policy, self.optimizer, self.scheduler = policy, optimizer, scheduler
         self.reward = arguments.reward_sum(reward)
         self.sampling = (sampling or Sampling()).effective()
         self.batch = batch or BatchPlan()
@@ -132,7 +131,7 @@ class RLModule(L.LightningModule):
             with self.clock("update"):
                 for rows in self.optimizer_batches(rollout):
                     totals = self.totals(rows)
-                    micro_batches = even(list(self.micro_batches(rows)), self.policy)
+                    micro_batches = self.micro_batches(rows)
                     losses = [self.backward_locally(self.loss(piece, totals)) for piece in micro_batches]
                     self.update_weights(torch.stack(losses).sum())
                 self.sync()
@@ -253,9 +252,10 @@ class RLModule(L.LightningModule):
         """The rows worth a forward pass; at least one, so that every rank has a loss."""
         return rows
 
-    def micro_batches(self, rows: RolloutBatch) -> Iterator[RolloutBatch]:
+    def micro_batches(self, rows: RolloutBatch) -> list[RolloutBatch]:
         """The rows of an optimizer batch in the pieces that pass forward and backward together."""
-        return self.batch.micro_batches(self.rows_in_loss(rows), is_sharing=shares_prefixes(self.policy))
+        pieces = self.batch.micro_batches(self.rows_in_loss(rows), is_sharing=shares_prefixes(self.policy))
+        return even(list(pieces), self.policy)
 
     def backward_locally(self, loss: Tensor) -> Tensor:
         """Add to the gradients of this rank; returns the loss. `update_weights` brings the ranks together."""

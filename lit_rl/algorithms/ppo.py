@@ -7,7 +7,7 @@ needs no group, one completion per prompt will do, and it costs a second model.
 Schulman et al. 2017, arXiv 1707.06347; advantages: Schulman et al. 2016, arXiv 1506.02438.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -94,19 +94,21 @@ class PPO(GRPO):
 
     # ----------------------------------------------------------------------------------- per optimizer batch
 
-    def micro_batches(self, rows: RolloutBatch) -> Iterator[RolloutBatch]:
+    def micro_batches(self, rows: RolloutBatch) -> list[RolloutBatch]:
         """Rows for both networks at once, or those for the policy and then those for the critic.
 
         A piece without advantages is for the critic alone, one without returns for the policy alone.
         """
         for_critic, is_sharing = replace(rows, advantages=None), shares_prefixes(self.policy)
+        pieces: Iterable[RolloutBatch]
         if self.is_warming_up:
-            return (self.critic_batch or self.batch).micro_batches(for_critic, is_sharing=is_sharing)
-        if self.critic_batch is None:
-            return self.batch.micro_batches(rows, is_sharing=is_sharing)
-        for_policy = replace(rows, returns=None)
-        policy = even(list(super().micro_batches(for_policy)), self.policy)
-        return chain(policy, self.critic_batch.micro_batches(for_critic))
+            pieces = (self.critic_batch or self.batch).micro_batches(for_critic, is_sharing=is_sharing)
+        elif self.critic_batch is None:
+            pieces = self.batch.micro_batches(rows, is_sharing=is_sharing)
+        else:
+            for_policy = super().micro_batches(replace(rows, returns=None))
+            pieces = chain(for_policy, self.critic_batch.micro_batches(for_critic))
+        return even(list(pieces), self.policy)
 
     def networks(self) -> list[Network]:
         (policy,) = super().networks()

@@ -23,6 +23,7 @@ CONFIG = "model: {path: embedded}\ndata: {train_files: rows.parquet, val_files: 
 @pytest.fixture
 def hub(monkeypatch):
     stand_in = StandInHub()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", stand_in.url)
     monkeypatch.setattr(huggingface_hub.hf_api, "ENDPOINT", stand_in.url, raising=False)
     yield stand_in

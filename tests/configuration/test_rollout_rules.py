@@ -127,7 +127,8 @@ from lit_rl.rollout.hf import HFEngine
 
 
 class Mine(HFEngine):
-    def __init__(self, dtype="auto", max_num_seqs=1024, cache_implementation=None, flavour="plain"):
+    def __init__(self, flavour="plain", dtype="auto", max_num_seqs=1024, cache_implementation=None,
+                 ds3_gather_for_generation=True):
         super().__init__(dtype, max_num_seqs, cache_implementation)
         self.flavour = flavour
 """

@@ -90,7 +90,7 @@ def test_flash_attention_needs_its_package_and_half_precision(monkeypatch):
 def test_model_config_is_written_over_and_knows_its_names(folder):
     policy = load_policy(folder, model_config={"rms_norm_eps": 0.5}, attn_implementation="eager")
     assert policy.config.rms_norm_eps == 0.5 and policy.model.norm.variance_epsilon == 0.5
-    assert policy.config._attn_implementation == "lit_rl_eager"  # eager, and flat rows beside it
+    assert policy.config._attn_implementation == "lit_rl_shared_eager"  # eager, and flat rows beside it
     with pytest.raises(ConfigError, match=r"model_config\.rms_norm_epsilon .* did you mean 'rms_norm_eps'"):
         load_policy(folder, model_config={"rms_norm_epsilon": 0.5})
     with pytest.raises(ConfigError, match=r"model_config\.dtype has a key of its own .* set model\.dtype"):

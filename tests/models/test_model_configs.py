@@ -8,7 +8,7 @@ from hydra import compose, initialize_config_module
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from lit_rl.models.load import Kernels, LoRA, load_policy
+from lit_rl.models.load import Kernels, LoRA, Sharding, load_policy
 from lit_rl.paths import SMOLLM2
 
 PATHS = {"tiny": "embedded", "hf": "???", "smollm2_135m": SMOLLM2}
@@ -24,12 +24,13 @@ def test_each_choice_holds_every_key_at_its_default(name):
     node = OmegaConf.to_container(composed(name))
     assert node.pop("_target_") == "lit_rl.models.load.load_policy"
     assert node.pop("path") == PATHS[name]
-    for key, block in (("lora", LoRA), ("kernels", Kernels)):
+    for key, block in (("lora", LoRA), ("kernels", Kernels), ("fsdp_config", Sharding)):
         inner = node.pop(key)
         assert inner.pop("_target_") == f"lit_rl.models.load.{block.__name__}"
         assert inner == {f.name: getattr(block(), f.name) for f in fields(block)}
     parameters = dict(inspect.signature(load_policy).parameters)
-    del parameters["path"], parameters["lora"], parameters["kernels"]
+    for name in ("path", "lora", "kernels", "fsdp_config"):
+        del parameters[name]
     assert node.keys() == parameters.keys()
     for key, parameter in parameters.items():
         assert node[key] == ({} if "dict" in str(parameter.annotation) else parameter.default), key
