@@ -52,6 +52,8 @@ FURTHER = {
 
 def main(folder: Path, names: list[str]) -> None:
     import_all()
+    for ranks in ("one", "two"):
+        (folder / ranks).mkdir(parents=True, exist_ok=True)
     for name, words in CASES.items():
         if name in names:
             Run(folder / "one" / name, words).finish()
