@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMON = (
+    "optim.lr=1e-5",  # of what is rounded differently, Adam makes steps of this size
     "trainer.max_steps=5",
     "trainer.val_check_interval=5",
     "data.train_batch_size=8",

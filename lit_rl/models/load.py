@@ -133,10 +133,11 @@ def end_token_ids(model: nn.Module, tokenizer: Any) -> list[int]:
         tokenizer: its tokenizer.
     """
     base = base_of(model)
+    generation = getattr(base, "generation_config", None)  # classifiers have none
     declared = [
         tokenizer.eos_token_id,
         base.config.get_text_config().eos_token_id,
-        base.generation_config.eos_token_id if base.generation_config is not None else None,
+        generation.eos_token_id if generation is not None else None,
     ]
     ids = {int(i) for entry in declared if entry is not None for i in _as_list(entry)}
     return sorted(ids)
