@@ -2,12 +2,10 @@
 
 import os
 
-import boto3
 import fsspec
 import pytest
 import s3fs
 import torch
-from moto.server import ThreadedMotoServer
 
 from lit_rl.callbacks.checkpoint_contents import CheckpointContents
 from lit_rl.checkpoint.remote import RemoteFolder
@@ -20,6 +18,9 @@ URL = "s3://bucket/runs/mine"
 @pytest.fixture
 def local_s3_server(monkeypatch):
     """A server, its bucket, and the environment that leads to it."""
+    import boto3  # here, since vLLM trips over what moto imports when it looks through all modules
+    from moto.server import ThreadedMotoServer
+
     server = ThreadedMotoServer(port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
