@@ -59,7 +59,7 @@ def test_every_algorithm_is_built_by_lightning_cli(algo: str, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algo", ["grpo", "sdpo", "sft"])
+@pytest.mark.parametrize("algo", ALGORITHMS)
 def test_train_py_and_lit_rl_give_equal_weights(algo: str, tmp_path: Path, train: Any) -> None:
     words = [f"algo={algo}", *needs(algo), *SMALL]
     train.run(checked(SOURCE, [*words, f"run_dir={tmp_path / 'hydra'}"]))

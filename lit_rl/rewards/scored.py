@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torchmetrics import MeanMetric
 
 from lit_rl.functional.evaluation import majority_at_k, pass_at_k
 from lit_rl.rewards.base import RewardSum, Scores, metric_sums
@@ -117,5 +118,9 @@ def by_source(rows: Sequence[Scored]) -> dict[str, list[Scored]]:
 
 
 def mean_of(values: Sequence[float]) -> float:
-    """Mean in float64; 0 without values."""
-    return float(torch.tensor(values, dtype=torch.float64).mean()) if values else 0.0
+    """Mean in float64; 0 without values. The values are those of all ranks already."""
+    if not values:
+        return 0.0
+    mean = MeanMetric(nan_strategy="error", sync_on_compute=False).set_dtype(torch.float64)
+    mean.update(torch.tensor(values, dtype=torch.float64))
+    return float(mean.compute())
