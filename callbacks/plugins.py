@@ -1,12 +1,11 @@
 """Callbacks from outside: a Python file of yours. Installed packages bring theirs by entry point."""
 
-import importlib.util
-from pathlib import Path
 from typing import Any
 
 import lightning as L
 
 from lit_rl.errors import ConfigError
+from lit_rl.user_code import module_of
 
 
 def from_file(path: str, name: str, arguments: dict[str, Any] | None = None) -> L.Callback:
@@ -24,15 +23,9 @@ def from_file(path: str, name: str, arguments: dict[str, Any] | None = None) -> 
     Raises:
         ConfigError: no such file or class, or the file or the constructor fails.
     """
-    key, file = "callbacks.from_file", Path(path).expanduser()
-    if not file.is_file():
-        raise ConfigError(f"{key}.path must be a Python file (found {path!r}, which does not exist).")
-    spec = importlib.util.spec_from_file_location(f"lit_rl_callback_{file.stem}", file)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{key}.path must be a Python file (found {path!r}).")
-    module = importlib.util.module_from_spec(spec)
+    key = "callbacks.from_file"
+    module = module_of(path, f"{key}.path")
     try:
-        spec.loader.exec_module(module)
         made = getattr(module, name)(**(arguments or {}))
     except Exception as error:
         raise ConfigError(f"{key}: {name} of {path} raised {type(error).__name__}: {error}") from error

@@ -18,6 +18,7 @@ LAYERS = {
     "lit_rl.paths": 0,
     "lit_rl.seeding": 0,
     "lit_rl.timing": 0,
+    "lit_rl.user_code": 0,
     "lit_rl.checkpoint": 1,
     "lit_rl.model_card": 2,
     "lit_rl.discovery": 1,

@@ -1,16 +1,14 @@
 """CustomClass: your own dataset class, by file path and name."""
 
-import importlib.util
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import Any, ClassVar
 
 from torch.utils.data import Dataset
 
 from lit_rl.errors import ConfigError
+from lit_rl.user_code import module_of
 
 
 @dataclass(frozen=True)
@@ -67,12 +65,7 @@ class CustomClass:
 
     def _class(self) -> Callable[..., Any]:
         assert self.path is not None and self.name is not None
-        file = Path(self.path).expanduser()
-        if not file.is_file():
-            raise ConfigError(
-                f"{self.key}.path must be a Python file (found {self.path!r}, which does not exist)."
-            )
-        found = getattr(_module(file, self.key), self.name, None)
+        found = getattr(module_of(self.path, f"{self.key}.path"), self.name, None)
         if not (isinstance(found, type) and issubclass(found, Dataset)):
             raise ConfigError(
                 f"{self.key}.name must be a subclass of torch.utils.data.Dataset in {self.path} (found "
@@ -84,15 +77,3 @@ class CustomClass:
                 "iterable one cannot be resumed at a row."
             )
         return found
-
-
-def _module(file: Path, key: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"lit_rl_dataset_{file.stem}", file)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{key}.path must be a Python file (found {str(file)!r}).")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ConfigError(f"{key}.path cannot be run (found {str(file)!r}): {error!r}.") from error
-    return module

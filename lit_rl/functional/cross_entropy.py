@@ -2,12 +2,10 @@
 
 from torch import Tensor
 
-from lit_rl.functional.logps import BLOCK_BYTES, Head, at_targets, logits, over_chunks
+from lit_rl.functional.logps import Head, at_targets, logits, over_chunks, positions_of_block
 
 
-def smoothed_nll(
-    hidden: Tensor, head: Head, targets: Tensor, *, smoothing: float, chunk_tokens: int | None = None
-) -> Tensor:
+def smoothed_nll(hidden: Tensor, head: Head, targets: Tensor, *, smoothing: float) -> Tensor:
     """Cross-entropy with the target `(1 - smoothing) * one_hot + smoothing / V`.
 
     Written out, `logsumexp(z) - (1 - smoothing) * z[target] - smoothing * mean(z)`. Source: Szegedy et al.,
@@ -18,7 +16,6 @@ def smoothed_nll(
         head: output head.
         targets: (N,) long.
         smoothing: 0 is the negative log-likelihood; below 1.
-        chunk_tokens: >= 1. Positions whose logits exist at once; None is as many as `BLOCK_BYTES` hold.
 
     Returns:
         (N,) float32 or better.
@@ -29,6 +26,4 @@ def smoothed_nll(
         right = at_targets(scores, targets_chunk)
         return (scores.logsumexp(-1) - (1 - smoothing) * right - smoothing * scores.mean(-1),)
 
-    if chunk_tokens is None:
-        chunk_tokens = max(BLOCK_BYTES // (4 * len(head.weight)), 1)
-    return over_chunks(of_chunk, (hidden, targets), chunk_tokens=chunk_tokens)[0]
+    return over_chunks(of_chunk, (hidden, targets), chunk_tokens=positions_of_block(head))[0]

@@ -120,10 +120,14 @@ def token_logps(
             return (logps,)
         return logps, entropy if entropy_gradient else entropy.detach()
 
-    if chunk_tokens is None:
-        chunk_tokens = max(BLOCK_BYTES // (4 * len(head.weight)), 1)
-    results = over_chunks(of_chunk, (hidden, targets), chunk_tokens=chunk_tokens)
+    size = positions_of_block(head) if chunk_tokens is None else chunk_tokens
+    results = over_chunks(of_chunk, (hidden, targets), chunk_tokens=size)
     return results[0], results[1] if with_entropy else None
+
+
+def positions_of_block(head: Head) -> int:
+    """How many positions' logits `BLOCK_BYTES` hold in float32; at least one."""
+    return max(BLOCK_BYTES // (4 * len(head.weight)), 1)
 
 
 def over_chunks(

@@ -79,18 +79,7 @@ def load_policy(
         gradient_checkpointing_kwargs=gradient_checkpointing_kwargs or {},
         enable_activation_offload=enable_activation_offload,
     )
-    if lora.lora_dropout and disable_dropout:
-        raise ConfigError(
-            "model.lora.lora_dropout has no effect with model.disable_dropout=true (found "
-            f"{lora.lora_dropout!r}); set model.disable_dropout=false or model.lora.lora_dropout=0."
-        )
-    if neftune_noise_alpha is not None and not neftune_noise_alpha > 0:
-        raise ConfigError(f"model.neftune_noise_alpha must be null or > 0 (found {neftune_noise_alpha!r}).")
-    if ulysses_sequence_parallel_size != 1:
-        raise ConfigError(
-            f"model.ulysses_sequence_parallel_size must be 1 (found {ulysses_sequence_parallel_size!r}): "
-            "sequence parallelism is not built."
-        )
+    _check_own(lora, disable_dropout, neftune_noise_alpha, ulysses_sequence_parallel_size)
     _import_packages(external_lib)
     init_kwargs = dict(model_init_kwargs or {})
     files, adapter = _files_of(path, init_kwargs.get("revision"), lora)
@@ -123,6 +112,24 @@ def load_policy(
     (kernels or Kernels()).apply_(model)
     set_sharding_(model, fsdp_config or Sharding())
     return model.train()
+
+
+def _check_own(
+    lora: LoRA, disable_dropout: bool, neftune_noise_alpha: float | None, ulysses_sequence_parallel_size: int
+) -> None:
+    """What transformers does not know of."""
+    if lora.lora_dropout and disable_dropout:
+        raise ConfigError(
+            "model.lora.lora_dropout has no effect with model.disable_dropout=true (found "
+            f"{lora.lora_dropout!r}); set model.disable_dropout=false or model.lora.lora_dropout=0."
+        )
+    if neftune_noise_alpha is not None and not neftune_noise_alpha > 0:
+        raise ConfigError(f"model.neftune_noise_alpha must be null or > 0 (found {neftune_noise_alpha!r}).")
+    if ulysses_sequence_parallel_size != 1:
+        raise ConfigError(
+            f"model.ulysses_sequence_parallel_size must be 1 (found {ulysses_sequence_parallel_size!r}): "
+            "sequence parallelism is not built."
+        )
 
 
 def end_token_ids(model: nn.Module, tokenizer: Any) -> list[int]:

@@ -12,17 +12,15 @@ such functions.
 """
 
 import asyncio
-import importlib.util
 import inspect
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from lit_rl.errors import ConfigError, DataError
 from lit_rl.rewards.results import NotScores, as_result, as_results
 from lit_rl.rewards.reward import Reward, RewardResult, Sample
 from lit_rl.rewards.waiting import Outcome, WaitingReward, outcome_of
+from lit_rl.user_code import module_of
 
 _VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 _TRL = ("prompts", "completions", "completion_ids")
@@ -54,10 +52,7 @@ def from_file(path: str, name: str, key: str, kind: str) -> Callable:
     Raises:
         ConfigError: no such file or name, or the file cannot be run.
     """
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise ConfigError(f"{key}.path must be a Python file (found {path!r}, which does not exist).")
-    found = getattr(_module(file, f"{key}.path"), name, None)
+    found = getattr(module_of(path, f"{key}.path"), name, None)
     if not callable(found):
         raise ConfigError(
             f"{key}.name must be a {kind} in {path} (found {name!r}, which it does not define)."
@@ -240,15 +235,3 @@ def _as_prompted(sample: Sample) -> Any:
     if isinstance(sample.prompt, str) or sample.prompt is None:
         return sample.completion
     return [{"role": "assistant", "content": sample.completion}]
-
-
-def _module(file: Path, key: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"lit_rl_reward_{file.stem}", file)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{key} must be a Python file (found {str(file)!r}).")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ConfigError(f"{key}: running {file} raised {type(error).__name__}: {error}") from error
-    return module

@@ -82,7 +82,7 @@ def test_a_file_that_is_not_there_or_breaks_is_named(tmp_path: Path) -> None:
         CustomClass("nowhere.py", "A").dataset([], byte_tokenizer)
     broken = tmp_path / "broken.py"
     broken.write_text("1 / 0")
-    with pytest.raises(ConfigError, match=r"custom_cls\.path cannot be run .*ZeroDivisionError"):
+    with pytest.raises(ConfigError, match=r"custom_cls\.path: running .* raised ZeroDivisionError"):
         CustomClass(str(broken), "A").dataset([], byte_tokenizer)
     with pytest.raises(ConfigError, match=r"custom_cls\.path .* and data\.custom_cls\.name .* come together"):
         CustomClass(name="A")
