@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from lit_rl.callbacks import test_time_search
 from lit_rl.configuration.compose import Source
 from lit_rl.configuration.job import checked
+from lit_rl.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
 QUESTIONS = 3
@@ -56,3 +58,17 @@ def test_a_question_on_the_command_line_ends_at_its_first_success(
     (one,) = json.loads((tmp_path / "discovery.json").read_text())["series"]
     assert one["found"] == "95" and 1 <= one["attempts"]["sdpo"] <= 64 and set(one["attempts"]) == {"sdpo"}
     assert "found '95'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"baselines": ["luck"]}, r"baselines must be a list out of .*found \['luck'\]"),
+        ({"baselines": ["best_of_k", "best_of_k"]}, "baselines must be a list out of"),
+        ({"max_attempts": 0}, r"max_attempts must be >= 1 \(found 0\)"),
+        ({"pass_rate_samples": -1}, r"pass_rate_samples must be >= 0 \(found -1\)"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_by_name(settings: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        test_time_search.TestTimeSearch(**settings)

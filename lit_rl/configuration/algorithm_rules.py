@@ -51,6 +51,8 @@ def supervised_only(settings: Settings) -> str | None:
     if _is_sft(settings) == prompts:
         needs = "rows with completions: data=chat_sft" if prompts else "prompts: data=arithmetic, for example"
         return f"algo (found {settings['algo._target_']}) needs {needs} (found {settings['data._target_']})."
+    if _is_sft(settings) and settings.get("task") == "generate":
+        return "task (found 'generate') needs an algorithm with rollouts (found algo=sft): algo=grpo, say."
     if _is_sft(settings):
         keys = [*settings.set_below("rollout"), *settings.set_below("reward")]
         return settings.idle(keys, "an algorithm with rollouts (found algo=sft)")

@@ -54,7 +54,7 @@ def _shut_in(folder: Path, limits: dict) -> None:
         _show(Path(place), root)
     for place in ("/etc/ld.so.cache", "/dev/null", "/dev/urandom"):
         _show(Path(place), root)
-    (root / "work").mkdir()
+    (root / "box").mkdir()
     os.chroot(root)
 
 
@@ -97,18 +97,18 @@ def _exit_as(status: int) -> None:
     os._exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
 
 
-def _run(program: str, limits: dict, work: str) -> None:
+def _run(program: str, limits: dict, home: str) -> None:
     """Become the program."""
-    os.chdir(work)
+    os.chdir(home)
     if limits["namespaces"] and os.getuid() == 0:
-        os.chown(work, limits["user"], limits["user"])
+        os.chown(home, limits["user"], limits["user"])
         os.setgroups([])
         os.setresgid(*[limits["user"]] * 3)
         os.setresuid(*[limits["user"]] * 3)
     Path("program.py").write_text(program, encoding="utf-8", errors="surrogatepass")
     _limit(limits)
     interpreter = limits["interpreter"]
-    environment = {"PATH": "/usr/bin:/bin", "HOME": work, "LANG": "C.UTF-8"}
+    environment = {"PATH": "/usr/bin:/bin", "HOME": home, "LANG": "C.UTF-8"}
     os.execve(interpreter, [interpreter, "-I", "-B", "program.py"], environment)
 
 
@@ -117,8 +117,8 @@ def main(folder: Path, limits: dict) -> None:
     limits["interpreter"] = os.path.realpath(sys.executable)
     program = (folder / "program.txt").read_text(encoding="utf-8", errors="surrogatepass")
     if not limits["namespaces"]:
-        (folder / "work").mkdir()
-        _run(program, limits, str(folder / "work"))
+        (folder / "box").mkdir()
+        _run(program, limits, str(folder / "box"))
     limits["user"] = FIRST_OF_NOBODY + os.getpid()
     _shut_in(folder, limits)
     first = os.fork()  # process 1 of its namespace: with it, all others end
@@ -127,7 +127,7 @@ def main(folder: Path, limits: dict) -> None:
     _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     child = os.fork()
     if child == 0:
-        _run(program, limits, "/work")
+        _run(program, limits, "/box")
     while True:
         ended, status = os.wait()
         if ended == child:

@@ -271,7 +271,7 @@ def forged(isolation: str) -> list[tuple[str, str, bool, str]]:
         "print(mark, flush=True)\nos._exit(0)"
     )
     search = (
-        "import glob, os\nfor p in glob.glob('/work/*') + glob.glob('/proc/self/fd/*') + glob.glob('../*'):\n"
+        "import glob, os\nfor p in glob.glob('/box/*') + glob.glob('/proc/self/fd/*') + glob.glob('../*'):\n"
         "    try: text = open(p).read()\n    except OSError: continue\n"
         "    if 'wan' + 'ted7' in text: print('wan' + 'ted7')\n"
     )
