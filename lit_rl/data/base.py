@@ -291,10 +291,6 @@ class RowDataModule(L.LightningDataModule):
 _SAMPLES = "must be -1 (all) or >= 1"
 
 
-def _is_sample_count(value: int) -> bool:
-    return value == -1 or value >= 1
-
-
 def _check(ranges: dict[str, tuple[Any, bool, str]]) -> None:
     """Raise a ConfigError for the first value that is out of its range."""
     for name, (value, is_legal, rule) in ranges.items():
