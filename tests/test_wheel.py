@@ -1,6 +1,5 @@
 """The wheel: everything a run needs, and a run from it outside the clone."""
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -44,8 +43,6 @@ def test_version_and_licence_are_told_alike() -> None:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy, so that nothing is left in the clone."""
-    if importlib.util.find_spec("setuptools") is None:
-        pytest.skip("needs setuptools, which builds the wheel")
     clone, out = tmp_path_factory.mktemp("build") / "clone", tmp_path_factory.mktemp("wheel")
     ignore = shutil.ignore_patterns(".git", "outputs", "*.egg-info", "__pycache__", ".venv", "tests")
     shutil.copytree(ROOT, clone, ignore=ignore)
