@@ -137,7 +137,7 @@ class RewardSum:
         return column.nan_to_num() >= RIGHT
 
     def answer(self, sample: Sample) -> str | None:
-        """What the verifier, or the first function, reads as the answer; None where it finds none in `timeout`."""
+        """What the verifier, or the first function, reads as the answer; None: it finds none in time."""
         function = self.functions[self.verifier or self.names[0]]
         try:
             return limited(lambda: function.answer(sample), self.manager.timeout)
