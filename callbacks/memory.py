@@ -2,9 +2,9 @@
 
 import resource
 import sys
-from pathlib import Path
 
 import lightning as L
+import psutil
 import torch
 
 from lit_rl.errors import ConfigError
@@ -58,7 +58,10 @@ class MemoryMetrics(L.Callback):
         batch: object,
         batch_idx: int,
     ) -> None:
-        found = {"memory/rss_gb": resident_bytes() / GB, "memory/peak_rss_gb": peak_resident_bytes() / GB}
+        found = {
+            "memory/rss_gb": psutil.Process().memory_info().rss / GB,
+            "memory/peak_rss_gb": peak_resident_bytes() / GB,
+        }
         if pl_module.device.type != "cpu":
             found["memory/allocated_gb"] = torch.accelerator.memory_allocated() / GB
             found["memory/peak_allocated_gb"] = torch.accelerator.max_memory_allocated() / GB
@@ -67,14 +70,6 @@ class MemoryMetrics(L.Callback):
         every = self.torch_empty_cache_steps
         if every is not None and trainer.global_step % every == 0:
             torch.accelerator.empty_cache()
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process now; where the system does not say, the largest so far."""
-    statm = Path("/proc/self/statm")
-    if not statm.exists():
-        return peak_resident_bytes()
-    return int(statm.read_text().split()[1]) * resource.getpagesize()
 
 
 def peak_resident_bytes() -> int:

