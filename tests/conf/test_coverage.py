@@ -3,7 +3,6 @@
 import re
 
 import coverage
-import pytest
 
 from lit_rl.migrate.rows import rows
 
@@ -20,7 +19,6 @@ def test_every_key_that_exists_has_a_test() -> None:
     assert [line for line in there if line.split("|")[-2].strip() == ""] == []
 
 
-@pytest.mark.slow
 def test_the_page_is_up_to_date() -> None:
     """Write it anew with `python tests/conf/coverage.py`."""
     assert coverage.PAGE.read_text() == coverage.text()
