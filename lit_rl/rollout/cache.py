@@ -21,7 +21,7 @@ class RoomyLayer(DynamicLayer):
     `keys` and `values` are views of longer tensors, which grow by half when they are full.
 
     Args:
-        max_length: tokens that will ever be held; no room is made beyond.
+        max_length: tokens that a row will ever hold; no room is made beyond until it is needed.
     """
 
     def __init__(self, max_length: int) -> None:
@@ -51,12 +51,46 @@ class RoomyLayer(DynamicLayer):
         self._room = None
         super().reorder_cache(beam_idx)  # type: ignore[arg-type]
 
+    def forget_first(self, tokens: int) -> None:
+        """Drop that many tokens at the beginning of all rows."""
+        assert self.keys is not None and self.values is not None
+        self._room = None
+        self.keys, self.values = self.keys[:, :, tokens:], self.values[:, :, tokens:]
+
+    def join(self, below: "RoomyLayer") -> None:
+        """Take the rows of another layer in, below its own.
+
+        The tokens of all rows end together; what comes before shorter ones is zero, and to be masked.
+        """
+        assert self.keys is not None and self.values is not None
+        assert below.keys is not None and below.values is not None
+        self._room = None
+        self.keys = _stacked(self.keys, below.keys)
+        self.values = _stacked(self.values, below.values)
+
     def _roomy(self, held: Tensor | None, need: int) -> Tensor:
         assert held is not None
-        length = max(need, min(self._max_length, need + max(_LEAST_ROOM, need // 2)))
+        length = need + max(_LEAST_ROOM, need // 2)
+        if need <= self._max_length:
+            length = min(self._max_length, length)
         room = held.new_empty((*held.shape[:-2], length, held.shape[-1]))
         room[:, :, : held.shape[-2]] = held
         return room
+
+
+def _stacked(above: Tensor, below: Tensor) -> Tensor:
+    """Rows below rows, (B, heads, W, dim) and (B', heads, W', dim), with zeros before the shorter ones."""
+    rows, width = len(above), max(above.shape[2], below.shape[2])
+    both = above.new_zeros(rows + len(below), above.shape[1], width, above.shape[3])
+    both[:rows, :, width - above.shape[2] :] = above
+    both[rows:, :, width - below.shape[2] :] = below
+    return both
+
+
+def rows_in(cache: Cache) -> int:
+    """Rows that the cache holds tokens of."""
+    keys = [getattr(layer, "keys", None) for layer in cache.layers]
+    return max((len(held) for held in keys if isinstance(held, Tensor)), default=0)
 
 
 def decoding_cache(config: PreTrainedConfig, implementation: str | None, max_length: int) -> Cache:

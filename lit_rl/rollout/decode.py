@@ -1,10 +1,11 @@
-"""The decode loop: prompts read once, rows written together, finished rows dropped.
+"""The decode loop: prompts read once, rows written together, finished ones replaced by waiting ones.
 
 Nothing here knows of a trainer, of seeds or of weights: prompts and numbers in, ids and logps out.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from typing import NamedTuple
 
 import torch
@@ -40,42 +41,93 @@ class Written(NamedTuple):
 
 @dataclass
 class _Page:
-    """Everything written so far (B rows) and the rows still in the batch (M).
+    """All B rows, written or not.
 
     Attributes:
-        ids: (B, S + T) long. Prompts and completions, V at prompt padding: no token to the processors.
+        prompts: (P, S) long, -1 at padding.
+        prompt_of: (B,) long. The prompt of each row.
+        prompt_len: (B,) long.
+        ids: (B, S + T) long. Prompts and completions, -1 at prompt padding.
+        numbers: (B, T) float64, the noise; None when greedy.
         logps: (B, T) float32.
         lengths: (B,) long, 0 until a row has ended.
-        rows: (M,) long. Which rows are in the batch.
-        mask: (M, S + T) bool. False at prompt padding.
-        prompt_len: (M,) long.
+        stopped: (B,) bool.
     """
 
+    prompts: Tensor
+    prompt_of: Tensor
+    prompt_len: Tensor
     ids: Tensor
+    numbers: Tensor | None
     logps: Tensor
     lengths: Tensor
+    stopped: Tensor
+
+    @property
+    def width(self) -> int:
+        """S, where completions begin."""
+        return self.prompts.shape[1]
+
+    def is_open(self, rows: Tensor) -> Tensor:
+        """Which of these rows have not ended: bool."""
+        return self.lengths[rows] == 0
+
+
+@dataclass
+class _Cohort:
+    """Rows that came into the batch together, and so hold as many tokens.
+
+    Attributes:
+        rows: (N,) long. Their place in the page.
+        t: tokens written of each.
+    """
+
     rows: Tensor
-    mask: Tensor
-    prompt_len: Tensor
+    t: int = 0
 
-    @classmethod
-    def blank(cls, prompts: Tensor, mask: Tensor, prompt_len: Tensor, max_tokens: int) -> "_Page":
-        """No token written yet. Prompts and mask are (B, S)."""
-        rows, device = len(prompts), prompts.device
-        return cls(
-            ids=nn.functional.pad(prompts, (0, max_tokens)),
-            logps=torch.zeros(rows, max_tokens, device=device),
-            lengths=torch.zeros(rows, dtype=torch.long, device=device),
-            rows=torch.arange(rows, device=device),
-            mask=nn.functional.pad(mask, (0, max_tokens), value=True),
-            prompt_len=prompt_len,
-        )
 
-    def drop_finished(self) -> Tensor:
-        """Take the ended rows out of the batch: (M',) positions in the batch of those that stay."""
-        stay = (self.lengths[self.rows] == 0).nonzero()[:, 0]
-        self.rows, self.mask, self.prompt_len = self.rows[stay], self.mask[stay], self.prompt_len[stay]
-        return stay
+class _Batch:
+    """The M rows that are written together: their cohorts, and what the model may look at.
+
+    All rows end in the same column of the cache; shorter ones are padded at the left.
+
+    Attributes:
+        cohorts: one after another.
+        mask: (M, W) bool over the columns of the cache, false at padding.
+    """
+
+    def __init__(self) -> None:
+        self.cohorts: list[_Cohort] = []
+        self.mask = torch.ones(0, 0, dtype=torch.bool)
+
+    @property
+    def rows(self) -> Tensor:
+        """(M,) long."""
+        return torch.cat([cohort.rows for cohort in self.cohorts])
+
+    def __len__(self) -> int:
+        return sum(len(cohort.rows) for cohort in self.cohorts)
+
+    def positions(self, page: _Page) -> Tensor:
+        """Of the newest token of each row: (M, 1) long."""
+        return torch.cat([page.prompt_len[c.rows] + c.t - 1 for c in self.cohorts])[:, None]
+
+    def join(self, rows: Tensor, mask: Tensor) -> None:
+        """Take rows with their prompts' masks (N, S') in, below the others."""
+        parts = [self.mask, mask] if self.cohorts else [mask]
+        width = max(m.shape[1] for m in parts)
+        self.mask = torch.cat([nn.functional.pad(m, (width - m.shape[1], 0), value=False) for m in parts])
+        self.cohorts.append(_Cohort(rows))
+
+    def drop(self, stay: Tensor) -> None:
+        """Keep the rows where stay, (M,) bool, is true."""
+        sizes = [len(cohort.rows) for cohort in self.cohorts]
+        kept = [
+            _Cohort(cohort.rows[here], cohort.t)
+            for cohort, here in zip(self.cohorts, stay.split(sizes), strict=True)
+        ]
+        self.cohorts = [cohort for cohort in kept if len(cohort.rows)]
+        self.mask = self.mask[stay]
 
 
 class Writer:
@@ -86,6 +138,7 @@ class Writer:
         end_ids: ids that end a completion.
         stop: strings that do.
         max_tokens: T.
+        max_rows: M, rows written together at most. The others wait until enough of them have ended.
         on_finished: called with the number of finished rows, every few tokens.
     """
 
@@ -96,12 +149,14 @@ class Writer:
         end_ids: list[int],
         stop: StopStrings,
         max_tokens: int,
+        max_rows: int,
         on_finished: Callable[[int], None],
     ) -> None:
         self._draw = draw
         self._end_ids = end_ids
         self._stop = stop
         self._max_tokens = max_tokens
+        self._max_rows = max_rows
         self._on_finished = on_finished
 
     def __call__(
@@ -116,58 +171,93 @@ class Writer:
 
         Args:
             next_token: the model.
-            prompt_ids: (P, S) long, left-padded; each prompt is read once.
+            prompt_ids: (P, S) long, left-padded; a prompt is read once for all rows that begin together.
             prompt_len: (P,) long.
-            prompt_of: (B,) long. The prompt of each row.
+            prompt_of: (B,) long, ascending. The prompt of each row.
             numbers: (B, T) float64, the noise; None when greedy.
         """
-        width = prompt_ids.shape[1]
-        mask = length_mask(prompt_len, width).flip(-1)  # (P, S)
-        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        rows, width, device = len(prompt_of), prompt_ids.shape[1], prompt_ids.device
+        prompts = prompt_ids.masked_fill(~length_mask(prompt_len, width).flip(-1), -1)
+        page = _Page(
+            prompts=prompts,
+            prompt_of=prompt_of,
+            prompt_len=prompt_len[prompt_of],
+            ids=nn.functional.pad(prompts[prompt_of], (0, self._max_tokens)),
+            numbers=numbers,
+            logps=torch.zeros(rows, self._max_tokens, device=device),
+            lengths=torch.zeros(rows, dtype=torch.long, device=device),
+            stopped=torch.zeros(rows, dtype=torch.bool, device=device),
+        )
         with next_token.reading(width + self._max_tokens):
-            logits = next_token(prompt_ids.masked_fill(~mask, 0), positions, mask)[prompt_of]  # (B, V)
-            next_token.keep(prompt_of)
-            prompts = prompt_ids.masked_fill(~mask, logits.shape[-1])
-            page = _Page.blank(prompts[prompt_of], mask[prompt_of], prompt_len[prompt_of], self._max_tokens)
-            self._fill(page, next_token, logits, width, numbers)
-        stopped = page.lengths > 0
-        lengths = page.lengths.where(stopped, self._max_tokens)
-        return Written(page.ids[:, width:], lengths, page.logps, stopped)
+            self._fill(page, next_token)
+        return Written(page.ids[:, width:], page.lengths, page.logps, page.stopped)
 
-    def _fill(
-        self, page: _Page, next_token: NextToken, logits: Tensor, width: int, numbers: Tensor | None
-    ) -> None:
+    def _fill(self, page: _Page, next_token: NextToken) -> None:
         """Write until every row has ended or holds T tokens."""
-        for t in range(self._max_tokens):
-            tokens = self._write(page, logits, width, t, numbers)
-            in_batch = page.lengths[page.rows]
-            left = len(in_batch) - int(in_batch.count_nonzero())
-            if t % _PROGRESS_EVERY == _PROGRESS_EVERY - 1:
-                self._on_finished(len(page.ids) - left)
-            if left == 0 or t + 1 == self._max_tokens:
+        batch, begun = _Batch(), min(self._max_rows, len(page.ids))
+        logits = self._begin(page, batch, next_token, torch.arange(begun, device=page.ids.device))
+        for loop in count(1):
+            tokens = self._write(page, batch, logits)
+            is_open = page.is_open(batch.rows)
+            left = int(is_open.count_nonzero())
+            is_done = left == 0 and begun == len(page.ids)
+            if is_done or loop % _PROGRESS_EVERY == 0:
+                self._on_finished(begun - left)
+            if is_done:
                 return
-            if left <= (1 - _DROP_AT) * len(in_batch):
-                stay = page.drop_finished()
-                next_token.keep(stay)
-                tokens = tokens[stay]
-            positions = page.prompt_len[:, None] + t
-            logits = next_token(tokens[:, None], positions, page.mask[:, : width + t + 1])
+            is_oldest_done = batch.cohorts[0].t == self._max_tokens
+            if is_oldest_done or left <= (1 - _DROP_AT) * len(batch):
+                batch.drop(is_open)
+                next_token.keep(is_open.nonzero()[:, 0])
+                batch.mask = next_token.trimmed(batch.mask)
+                tokens = tokens[is_open]
+            if left:
+                batch.mask = nn.functional.pad(batch.mask, (0, 1), value=True)
+                logits = next_token(tokens[:, None], batch.positions(page), batch.mask)
+            free = self._max_rows - len(batch) if next_token.can_join or not left else 0
+            if begun < len(page.ids) and free >= _DROP_AT * self._max_rows:
+                new = torch.arange(begun, min(begun + free, len(page.ids)), device=page.ids.device)
+                joined = self._begin(page, batch, next_token, new)
+                logits = torch.cat([logits, joined]) if left else joined
+                begun += len(new)
 
-    def _write(self, page: _Page, logits: Tensor, width: int, t: int, numbers: Tensor | None) -> Tensor:
-        """Write token t of every row in the batch: (M,) long."""
-        end = width + t
+    def _begin(self, page: _Page, batch: _Batch, next_token: NextToken, rows: Tensor) -> Tensor:
+        """Read the prompts of these rows into the batch: (N, V) logits of their first tokens."""
+        prompts, prompt_of = page.prompt_of[rows].unique_consecutive(return_inverse=True)
+        ids = page.prompts[prompts]
+        ids = ids[:, page.width - int((ids >= 0).sum(-1).max()) :]
+        mask = ids >= 0
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        logits = next_token.join(ids.clamp(min=0), positions, mask, prompt_of)
+        batch.join(rows, mask[prompt_of])
+        return logits
+
+    def _write(self, page: _Page, batch: _Batch, logits: Tensor) -> Tensor:
+        """Write the next token of every row in the batch: (M,) long."""
+        parts = logits.split([len(cohort.rows) for cohort in batch.cohorts])
+        return torch.cat(
+            [self._write_cohort(page, c, part) for c, part in zip(batch.cohorts, parts, strict=True)]
+        )
+
+    def _write_cohort(self, page: _Page, cohort: _Cohort, logits: Tensor) -> Tensor:
+        rows, t, end = cohort.rows, cohort.t, page.width + cohort.t
+        history = page.ids[rows, :end] if self._draw.needs_history else None
         tokens, logps = self._draw(
             logits,
-            None if numbers is None else numbers[page.rows, t],
-            page.ids[page.rows, :end] if self._draw.needs_history else None,
+            None if page.numbers is None else page.numbers[rows, t],
+            None if history is None else history.where(history >= 0, logits.shape[-1]),
         )
-        page.ids[page.rows, end] = tokens
-        page.logps[page.rows, t] = logps
-        lengths = page.lengths[page.rows]
+        page.ids[rows, end] = tokens
+        page.logps[rows, t] = logps
+        is_open = page.is_open(rows)
         is_end = torch.zeros_like(tokens, dtype=torch.bool)
         for end_id in self._end_ids:
             is_end |= tokens == end_id
         if self._stop:
-            is_end |= self._stop.are_complete(page.ids[page.rows, width : end + 1], lengths == 0)
-        page.lengths[page.rows] = torch.where(is_end & (lengths == 0), t + 1, lengths)
+            is_end |= self._stop.are_complete(page.ids[rows, page.width : end + 1], is_open)
+        is_end &= is_open
+        page.stopped[rows] |= is_end
+        is_last = is_end | is_open if t + 1 == self._max_tokens else is_end
+        page.lengths[rows] = page.lengths[rows].masked_fill(is_last, t + 1)
+        cohort.t = t + 1
         return tokens

@@ -34,8 +34,8 @@ class HFEngine(RolloutEngine):
     Args:
         dtype: "auto" writes with the training model itself; another dtype than the model's keeps a copy,
             which `sync_weights` refreshes.
-        max_num_seqs: rows written at once; bounds the memory of cache and logits. A prompt whose group it
-            splits is read once per part.
+        max_num_seqs: rows written at once; bounds the memory of cache and logits. Where rows end, waiting
+            ones begin in their place; a prompt whose group is split so is read once per part.
         cache_implementation: null or "dynamic" grows with the completions, "static" takes the full length at
             once.
         ds3_gather_for_generation: bring weights that are cut over processes together to write, once per
@@ -123,18 +123,9 @@ class HFEngine(RolloutEngine):
             noise = uniforms(
                 seed, step, rows.prompt_row.tolist(), generations, sampling.max_completion_length
             )
-        parts: list[Written] = []
         with decoding(self._model):
-            for start in range(0, len(rows), self.max_num_seqs):
-                part = torch.arange(start, min(start + self.max_num_seqs, len(rows)))
-
-                def report(finished: int, before: int = start) -> None:
-                    if on_progress is not None:
-                        on_progress(before + finished, len(rows))
-
-                parts.append(self._written(prompts, part, num_generations, sampling, noise, report))
-                report(len(part))
-        return self._filled(rows, parts)
+            written = self._written(prompts, num_generations, sampling, noise, on_progress)
+        return self._filled(rows, written)
 
     def score(self, rows: RolloutBatch, *, topk: int = 0) -> Scores:
         """See `RolloutEngine.score`."""
@@ -184,42 +175,39 @@ class HFEngine(RolloutEngine):
     def _written(
         self,
         prompts: RolloutBatch,
-        part: Tensor,
         num_generations: int,
         sampling: Sampling,
         noise: Tensor | None,
-        report: Callable[[int], None],
+        on_progress: Callable[[int, int], None] | None,
     ) -> Written:
-        """Write these rows of the result. Only the prompts they need are read."""
         device = next(self._model.parameters()).device
-        prompt_of = part // num_generations
-        needed = slice(int(prompt_of[0]), int(prompt_of[-1]) + 1)
-        prompt_len = prompts.prompt_len[needed]
-        prompt_ids = prompts.prompt_ids[needed, prompts.prompt_ids.shape[1] - int(prompt_len.max()) :]
+        rows = len(prompts) * num_generations
+        prompt_ids = prompts.prompt_ids[:, prompts.prompt_ids.shape[1] - int(prompts.prompt_len.max()) :]
         ends = self._ends(sampling)
         writer = Writer(
             draw_of(sampling, prompt_width=prompt_ids.shape[1], end_ids=ends, device=device),
             end_ids=ends,
             stop=StopStrings(sampling.stop, self._decode),
             max_tokens=sampling.max_completion_length,
-            on_finished=report,
+            max_rows=self.max_num_seqs,
+            on_finished=lambda finished: on_progress(finished, rows) if on_progress else None,
         )
         return writer(
             self._next_token,
             prompt_ids.to(device),
-            prompt_len.to(device),
-            (prompt_of - needed.start).to(device),
-            None if noise is None else noise[part].to(device),
+            prompts.prompt_len.to(device),
+            torch.arange(len(prompts), device=device).repeat_interleave(num_generations),
+            None if noise is None else noise.to(device),
         )
 
-    def _filled(self, rows: RolloutBatch, parts: list[Written]) -> RolloutBatch:
+    def _filled(self, rows: RolloutBatch, written: Written) -> RolloutBatch:
         """The rows with what was written, padded to the longest completion."""
         device = rows.prompt_ids.device
-        lengths = torch.cat([part.lengths for part in parts])
+        lengths = written.lengths
         width = int(lengths.max())
         exists = length_mask(lengths, width)
-        ids = torch.cat([part.ids[:, :width] for part in parts]).masked_fill(~exists, self._pad_token_id)
-        logps = torch.cat([part.logps[:, :width] for part in parts]).masked_fill(~exists, 0.0)
+        ids = written.ids[:, :width].masked_fill(~exists, self._pad_token_id)
+        logps = written.logps[:, :width].masked_fill(~exists, 0.0)
         broken = (~logps.isfinite()).nonzero()
         if len(broken):
             row, token = broken[0].tolist()
@@ -227,13 +215,12 @@ class HFEngine(RolloutEngine):
                 f"the logits of data row {int(rows.prompt_row[row])} are not finite at token {token}; "
                 f"policy version {self.policy_version} holds NaN or inf, or overflows in {self.dtype}."
             )
-        stopped = torch.cat([part.stopped for part in parts]).tolist()
         return replace(
             rows,
             completion_ids=ids.to(device),
             completion_len=lengths.to(device),
             completion_mask=exists.to(device),
-            finish_reason=["stop" if is_stopped else "length" for is_stopped in stopped],
+            finish_reason=["stop" if is_stopped else "length" for is_stopped in written.stopped.tolist()],
             policy_version=torch.full((len(rows),), self.policy_version, device=device),
             rollout_logps=logps.to(device),
         )

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import Cache
 
 from lit_rl.errors import ConfigError
-from lit_rl.rollout.cache import decoding_cache, storage_bytes
+from lit_rl.rollout.cache import RoomyLayer, decoding_cache, rows_in, storage_bytes
 
 
 class NextToken:
@@ -40,13 +41,42 @@ class NextToken:
     @contextmanager
     def reading(self, max_length: int) -> Iterator[None]:
         """Begin with nothing read, for at most so many tokens per row; the cache is freed at the end."""
-        config = self._model.config.get_text_config(decoder=True)  # type: ignore[operator, union-attr]
-        self._cache = decoding_cache(config, self._implementation, max_length)
+        self._max_length = max_length
+        self._cache = self._empty()
         self._mask_width = max_length if self._implementation == "static" else 0
         try:
             yield
         finally:
             del self._cache
+
+    def _empty(self) -> Cache:
+        config = self._model.config.get_text_config(decoder=True)  # type: ignore[operator, union-attr]
+        return decoding_cache(config, self._implementation, self._max_length)
+
+    @property
+    def can_join(self) -> bool:
+        """Whether rows can begin beside others that have gone on already."""
+        return all(isinstance(layer, RoomyLayer) for layer in self._cache.layers)
+
+    def join(self, ids: Tensor, positions: Tensor, mask: Tensor, prompt_of: Tensor) -> Tensor:
+        """Read prompts for rows that begin: (N, V) logits.
+
+        They stand below the rows that the cache holds, which needs `can_join`, and end in the same column.
+
+        Args:
+            ids: (P, S) long, left-padded.
+            positions: (P, S) long.
+            mask: (P, S) bool, false at padding.
+            prompt_of: (N,) long. The prompt of each row.
+        """
+        held, self._cache = self._cache, self._empty()
+        logits = self(ids, positions, mask)[prompt_of]
+        self.keep(prompt_of)
+        if rows_in(held):
+            for above, below in zip(held.layers, self._cache.layers, strict=True):
+                above.join(below)  # type: ignore[attr-defined]
+            self._cache = held
+        return logits
 
     def __call__(self, ids: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
         """Read tokens: (B, V) logits after the last one.
@@ -85,6 +115,14 @@ class NextToken:
             if len(held) == 2:
                 layer.update(*(x.new_empty((*x.shape[:-2], tokens, x.shape[-1])) for x in held))
         return sum(storage_bytes(layer) for layer in layers)
+
+    def trimmed(self, mask: Tensor) -> Tensor:
+        """Forget the first columns of the cache that hold no row's token: the mask (B, W) without them."""
+        unused = int(mask.any(0).int().argmax()) if self.can_join and len(mask) else 0
+        if unused:
+            for layer in self._cache.layers:
+                layer.forget_first(unused)  # type: ignore[attr-defined]
+        return mask[:, unused:]
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these rows of the cache, in this order; a row may come several times."""

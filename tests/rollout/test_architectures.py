@@ -49,5 +49,7 @@ def test_every_kind_of_model_is_written_with_correctly(kind: str, cache: str | N
         assert rows.completion_ids[b, : rows.completion_len[b]].tolist() == expected.tolist()
 
     sampled = Sampling(max_completion_length=20)
-    rows = engine.generate(prompts_of(RAGGED), num_generations=8, sampling=sampled, seed=0, step=0)
-    torch.testing.assert_close(rows.rollout_logps, plain_logps(model, rows), atol=2e-5, rtol=0)
+    for at_once in (24, 5):
+        engine = bound(model, cache_implementation=cache, max_num_seqs=at_once)
+        rows = engine.generate(prompts_of(RAGGED), num_generations=8, sampling=sampled, seed=0, step=0)
+        torch.testing.assert_close(rows.rollout_logps, plain_logps(model, rows), atol=2e-5, rtol=0)

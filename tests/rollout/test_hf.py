@@ -73,11 +73,50 @@ def test_a_group_read_once_equals_its_rows_read_each(model: PreTrainedModel) -> 
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 4, 5, 11, 12, 100])
-def test_rows_do_not_depend_on_how_many_are_written_at_once(max_num_seqs: int) -> None:
-    model = llama()
-    assert completions(generate(bound(model, max_num_seqs=max_num_seqs), G=4)) == completions(
-        generate(bound(model), G=4)
+def test_rows_do_not_depend_on_how_many_are_written_at_once(
+    model: PreTrainedModel, max_num_seqs: int
+) -> None:
+    few, all_at_once = (generate(bound(model, max_num_seqs=most), G=4) for most in (max_num_seqs, 1024))
+    assert completions(few) == completions(all_at_once)
+    assert few.finish_reason == all_at_once.finish_reason
+    torch.testing.assert_close(few.rollout_logps, all_at_once.rollout_logps, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"repetition_penalty": 1.5, "generation_kwargs": {"min_new_tokens": 3, "begin_suppress_tokens": [5]}},
+        {"stop": ["7", "21"]},
+    ],
+)
+def test_rows_that_wait_see_their_own_history_only(model: PreTrainedModel, settings: dict) -> None:
+    few, all_at_once = (
+        completions(generate(bound(model, max_num_seqs=most), G=8, **settings)) for most in (5, 1024)
     )
+    assert few == all_at_once
+
+
+def passes_of(model: PreTrainedModel, **settings) -> list[tuple[int, int]]:
+    """Rows and tokens of each forward pass while 64 completions are written."""
+    shapes: list[tuple[int, int]] = []
+    hook = model.register_forward_pre_hook(
+        lambda _, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    settings_of_rows = {"max_completion_length": 40, "stop_token_ids": [4, 5, 6]}
+    rows = generate(bound(model, **settings), RAGGED[:1], G=64, **settings_of_rows)
+    hook.remove()
+    assert rows.completion_len.min() < 5
+    assert rows.completion_len.max() > 30
+    return shapes
+
+
+def test_waiting_rows_begin_where_others_have_ended() -> None:
+    torch.manual_seed(3)
+    in_turn, kept_full = (
+        passes_of(llama(), max_num_seqs=8, cache_implementation=cache) for cache in ("static", None)
+    )
+    assert max(rows for rows, _ in kept_full) <= 8
+    assert len(kept_full) < 0.7 * len(in_turn)  # a static cache cannot take rows in
 
 
 def test_rows_depend_on_the_prompt_row_and_not_on_order_or_neighbours(model: PreTrainedModel) -> None:
