@@ -74,7 +74,7 @@ class NextToken:
         self.keep(prompt_of)
         if rows_in(held):
             for above, below in zip(held.layers, self._cache.layers, strict=True):
-                above.join(below)  # type: ignore[attr-defined]
+                above.join(below)  # type: ignore[union-attr]
             self._cache = held
         return logits
 
@@ -121,7 +121,7 @@ class NextToken:
         unused = int(mask.any(0).int().argmax()) if self.can_join and len(mask) else 0
         if unused:
             for layer in self._cache.layers:
-                layer.forget_first(unused)  # type: ignore[attr-defined]
+                layer.forget_first(unused)  # type: ignore[union-attr]
         return mask[:, unused:]
 
     def keep(self, rows: Tensor) -> None:
