@@ -3,7 +3,7 @@
 import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -12,6 +12,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from lit_rl.errors import ConfigError
 from lit_rl.models.flat_attention import SHARED, UNPADDED, set_layout_
+from lit_rl.models.fused import fuse_
 from lit_rl.models.score import Rows, completion_hidden
 from lit_rl.models.weights import base_of
 
@@ -25,6 +26,9 @@ class Kernels:
             architecture does not allow it, its rows are computed one by one, and a line says so.
         use_remove_padding: instead of that, compute the rows of a micro-batch one after another, without
             padding, each with its own prompt. Source: verl.
+        use_fused_kernels: norms and gated layers keep only their inputs for the backward pass, as if each was
+            one kernel; log-probabilities and entropy always do. Source: verl.
+        impl_backend: "torch", on any device. Liger's kernels are what there is in Triton: `use_liger_kernel`.
         use_liger_kernel: Liger's fused norms, rotary embeddings and gated layers; a GPU and the package
             liger-kernel.
         liger_kernel_config: which of them, by the names of Liger's own functions, such as `rms_norm`; null is
@@ -42,6 +46,8 @@ class Kernels:
 
     share_prefix: bool = True
     use_remove_padding: bool = False
+    use_fused_kernels: bool = False
+    impl_backend: Literal["torch", "triton"] = "torch"
     use_liger_kernel: bool = False
     liger_kernel_config: dict[str, bool] | None = None
     torch_compile: bool = False
@@ -49,6 +55,17 @@ class Kernels:
     torch_compile_mode: str | None = None
 
     def __post_init__(self) -> None:
+        if self.impl_backend != "torch":
+            raise ConfigError(
+                f"{self.key}.impl_backend must be 'torch' (found {self.impl_backend!r}); for kernels in "
+                f"Triton set {self.key}.use_liger_kernel=true instead of {self.key}.use_fused_kernels."
+            )
+        for other in ("use_liger_kernel", "torch_compile"):
+            if self.use_fused_kernels and getattr(self, other):
+                raise ConfigError(
+                    f"{self.key}.use_fused_kernels must be false with {self.key}.{other} (found True): both "
+                    "fuse the same layers."
+                )
         if self.use_liger_kernel:
             self._check_liger()
         known = {
@@ -83,6 +100,11 @@ class Kernels:
         """
         if self.use_liger_kernel:
             _use_liger_(base_of(model), self.liger_kernel_config or {})
+        if self.use_fused_kernels and not fuse_(model):
+            raise ConfigError(
+                f"{self.key}.use_fused_kernels must be false for {type(base_of(model)).__name__} "
+                "(found True): none of its norms and gated layers is of a known form."
+            )
         if self.share_prefix and (reason := lay_out_(model, SHARED)) is not None:
             rank_zero_info(
                 f"{self.key}.share_prefix: prompts are computed once per row, since {reason}; "

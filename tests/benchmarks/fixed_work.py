@@ -217,7 +217,9 @@ class Phases:
         return max(self._peak_before, *peaks)
 
 
-def report(side: str, shape: Shape, phases: Phases, *, warmup: int, **extra: Any) -> dict[str, Any]:
+def report(
+    side: str, shape: Shape, phases: Phases, *, warmup: int, parameters: int, **extra: Any
+) -> dict[str, Any]:
     """Medians over the steps after the warm-up, phase by phase."""
     import torch
     import transformers
@@ -246,9 +248,18 @@ def report(side: str, shape: Shape, phases: Phases, *, warmup: int, **extra: Any
         "phases_cpu_s": by_phase("phases_cpu_s", statistics.median),
         "phases_wall_s": by_phase("phases_wall_s", statistics.median),
         "peak_rss_bytes": phases.peak_rss(),
+        "floor_bytes": floor(shape, parameters),
         "phases_peak_rss_bytes": by_phase("phases_peak_rss_bytes", max),
         **extra,
     }
+
+
+def floor(shape: Shape, parameters: int) -> int:
+    """Bytes that training in float32 holds whatever the batch is.
+
+    Weights, gradients, the two moments of AdamW, and the averaged teacher of SDPO.
+    """
+    return parameters * 4 * (4 + (shape.algo == "sdpo"))
 
 
 def write(result: dict[str, Any], out: Path) -> None:

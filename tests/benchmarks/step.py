@@ -1,10 +1,12 @@
-"""A training step on fixed work: ours and TRL's in turn, with the same split, and the ratios.
+"""A training step on fixed work: ours and TRL's in turn, with the same split, and the ratios, in Markdown.
 
     python tests/benchmarks/step.py --model FOLDER --data train.parquet --trl-python TRL_VENV/bin/python
     python tests/benchmarks/step.py --table tests/benchmarks/results
 
 FOLDER is a Hugging Face folder of SmolLM2-135M-Instruct, train.parquet GSM8K's training split. Each run is a
-process of its own. Without --trl-python only our side runs. On a shared machine read the CPU seconds.
+process of its own. Without --trl-python only our sides run: `ours` in float32 as TRL's, and `ours_bf16`,
+which writes with a copy in bfloat16, updates under bf16-mixed and corrects for the gap. On a shared machine
+read the CPU seconds.
 """
 
 import argparse
@@ -19,25 +21,52 @@ from typing import Any
 from fixed_work import MEASURED, PHASES, SHAPES
 
 HERE = Path(__file__).resolve().parent
-GOALS = {"grpo_short": 1 / 2, "grpo_long": 1 / 5}
+OURS = {
+    "ours": (),
+    "ours_bf16": (
+        "trainer.precision=bf16-mixed",
+        "rollout.engine.dtype=bfloat16",
+        "rollout.calculate_log_probs=true",
+        "algo.rollout_correction.rollout_is=true",
+        "algo.rollout_correction.rollout_is_threshold=2",
+    ),
+}
+GOALS = {
+    "ours": defaultdict(lambda: 1 / 2, grpo_long=1 / 5),
+    "ours_bf16": {"grpo_short": 1 / 3.5, "grpo_long": 1 / 8},
+}
+TRL = "trl"
 
 
 def run_in_turn(args: argparse.Namespace) -> None:
-    """A B A B: our side, TRL's, our side, TRL's, ... for each shape."""
+    """A B C A B C: our sides and TRL's for each shape."""
     for shape in args.shapes:
         for turn in range(args.turns):
-            run(sys.executable, "step_ours.py", args, shape, turn, "--", *args.overrides)
+            for side in args.sides:
+                run(
+                    sys.executable,
+                    "step_ours.py",
+                    args,
+                    shape,
+                    side,
+                    turn,
+                    "--",
+                    *OURS[side],
+                    *args.overrides,
+                )
             if args.trl_python is None:
                 continue
             kept = args.out / f"{shape}.losses.pt"
-            run(args.trl_python, "step_trl.py", args, shape, turn, "--losses", str(kept))
+            run(args.trl_python, "step_trl.py", args, shape, TRL, turn, "--losses", str(kept))
             if turn == 0:
+                out = args.out / "losses" / f"{shape}.json"
                 command = [sys.executable, str(HERE / "step_losses.py"), str(kept), "--shape", shape]
-                subprocess.run([*command, "--model", args.model], check=False)
+                subprocess.run([*command, "--model", args.model, "--out", str(out)], check=True)
 
 
-def run(python: str, script: str, args: argparse.Namespace, shape: str, turn: int, *more: str) -> None:
-    side = script.removeprefix("step_").removesuffix(".py")
+def run(
+    python: str, script: str, args: argparse.Namespace, shape: str, side: str, turn: int, *more: str
+) -> None:
     out = args.out / f"{shape}.{side}.{turn}.json"
     command = [python, str(HERE / script), "--shape", shape, "--model", args.model, "--data", args.data]
     command += ["--steps", str(args.steps), "--threads", str(args.threads), "--out", str(out), *more]
@@ -55,26 +84,44 @@ def results(folder: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:
 
 
 def table(folder: Path) -> str:
-    """CPU seconds a step by phase, and ours over TRL's."""
-    lines = []
+    """CPU seconds a step by phase, memory, and ours over TRL's."""
     found = results(folder)
-    for shape in (name for name in SHAPES if name in found):
-        sides = found[shape]
-        lines += [f"\n{shape}", f"{'CPU s a step':<18}" + "".join(f"{side:>10}" for side in sides)]
-        for phase in (*PHASES, "other"):
-            values = [median(r["phases_cpu_s"].get(phase, 0.0) for r in runs) for runs in sides.values()]
-            if any(value >= 0.005 for value in values):
-                lines.append(f"{phase:<18}" + "".join(f"{value:10.2f}" for value in values))
-        whole = {side: median(r["step_cpu_s"] for r in runs) for side, runs in sides.items()}
-        peak = {side: max(r["peak_rss_bytes"] for r in runs) / 1e9 for side, runs in sides.items()}
-        lines.append(f"{'step':<18}" + "".join(f"{value:10.2f}" for value in whole.values()))
-        lines.append(f"{'peak memory, GB':<18}" + "".join(f"{value:10.2f}" for value in peak.values()))
-        counts = {side: runs[0]["counts_per_step"] for side, runs in sides.items()}
-        lines.append(f"tokens: {counts}")
-        if {"ours", "trl"} <= whole.keys():
-            goal = GOALS.get(shape, 1 / 2)
-            lines.append(f"ours / TRL: {whole['ours'] / whole['trl']:.3f} (goal {goal:.3f})")
-    return "\n".join(lines)
+    return "\n".join(line for shape in SHAPES if shape in found for line in part(shape, found[shape], folder))
+
+
+def part(shape: str, sides: dict[str, list[dict[str, Any]]], folder: Path) -> list[str]:
+    """The lines of one shape."""
+    rows = {}
+    for phase in (*PHASES, "other"):
+        values = {s: median(r["phases_cpu_s"].get(phase, 0.0) for r in runs) for s, runs in sides.items()}
+        if any(value >= 0.005 for value in values.values()):
+            rows[phase] = values
+    rows["step"] = step = {side: median(r["step_cpu_s"] for r in runs) for side, runs in sides.items()}
+    rows["peak memory, GB"] = {s: max(r["peak_rss_bytes"] for r in runs) / 1e9 for s, runs in sides.items()}
+    rows["above the floor, GB"] = above = {
+        s: rows["peak memory, GB"][s] - runs[0]["floor_bytes"] / 1e9 for s, runs in sides.items()
+    }
+    if TRL in sides:
+        ours = [side for side in sides if side != TRL]
+        rows["step over TRL's"] = {side: step[side] / step[TRL] for side in ours}
+        rows["goal"] = {side: GOALS[side][shape] for side in ours if shape in GOALS[side] or side == "ours"}
+        rows["above the floor over TRL's"] = {side: above[side] / above[TRL] for side in ours}
+    counts = next(iter(sides.values()))[0]["counts_per_step"]
+    spread = "; ".join(
+        f"{side} {min(steps):.1f} to {max(steps):.1f} ({len(steps)} steps)"
+        for side, runs in sides.items()
+        for steps in [[value for r in runs for value in r["step_cpu_s_all"][-r["steps_kept"] :]]]
+    )
+    lines = [f"\n### {shape}\n", f"| CPU s a step | {' | '.join(sides)} |", "| --- " * (len(sides) + 1) + "|"]
+    for name, values in rows.items():
+        cells = [f"{values[side]:.2f}" if side in values else "" for side in sides]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    lines.append(f"\nTokens: {', '.join(f'{n} {name}' for name, n in counts.items())}. Steps: {spread}.")
+    losses = folder / "losses" / f"{shape}.json"
+    if losses.exists():
+        loss = json.loads(losses.read_text())
+        lines.append(f"Loss on TRL's rollouts: {loss['ours']:.7f}, TRL's {loss['trl']:.7f}.")
+    return lines
 
 
 def main() -> None:
@@ -86,6 +133,7 @@ def main() -> None:
     parser.add_argument("--data")
     parser.add_argument("--trl-python")
     parser.add_argument("--shapes", nargs="+", default=MEASURED, choices=SHAPES)
+    parser.add_argument("--sides", nargs="*", default=list(OURS), choices=OURS, help="of ours")
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--steps", type=int, default=3, help="per run, a warm-up step included")
     parser.add_argument("--threads", type=int, default=1)

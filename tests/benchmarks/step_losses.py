@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import torch
-from fixed_work import SHAPES, TOPK, Shape
+from fixed_work import SHAPES, TOPK, Shape, write
 from torch import Tensor
 
 from lit_rl.functional.distillation import Source, sampled_token_loss
@@ -68,6 +68,7 @@ def main() -> int:
     parser.add_argument("file", type=Path)
     parser.add_argument("--shape", required=True, choices=SHAPES)
     parser.add_argument("--model", required=True)
+    parser.add_argument("--out", type=Path, help="JSON")
     args = parser.parse_args()
     torch.set_num_threads(1)
     shape = SHAPES[args.shape]
@@ -77,6 +78,8 @@ def main() -> int:
     ours = grpo_loss(model, inputs) if shape.algo == "grpo" else sdpo_loss(model, inputs, shape)
     gap = abs(ours - kept["loss"])
     print(f"{args.shape}: ours {ours:.7f}, TRL {kept['loss']:.7f}, apart by {gap:.1e}")
+    if args.out:
+        write({"ours": ours, "trl": kept["loss"], "apart": gap}, args.out)
     return int(gap > TOLERANCE)
 
 

@@ -77,8 +77,8 @@ def overrides(args: argparse.Namespace, shape: Shape, folder: Path) -> list[str]
     return [*lines, *args.overrides]
 
 
-def patch(phases: Phases) -> None:
-    """Put the timers on."""
+def patch(phases: Phases) -> dict[str, int]:
+    """Put the timers on. Returns what gets to hold the number of the policy's parameters."""
     from lit_rl.algorithms import base, sdpo, student_scores
     from lit_rl.rollout.hf import HFEngine
     from lit_rl.rollout.next_token import NextToken
@@ -113,7 +113,15 @@ def patch(phases: Phases) -> None:
     phases.patch(base.RLModule, "update_weights", "optimizer")
     phases.patch(sdpo.SDPO, "sync", "teacher_sync")
     phases.patch(base.RLModule, "report", "other", lambda *_: phases.end_step())
-    phases.patch(base.RLModule, "on_fit_start", "other", lambda *_: phases.begin_step())
+
+    found: dict[str, int] = {}
+
+    def begun(_: None, module: Any) -> None:
+        found["parameters"] = sum(p.numel() for p in module.policy.parameters())
+        phases.begin_step()
+
+    phases.patch(base.RLModule, "on_fit_start", "other", begun)
+    return found
 
 
 def main() -> None:
@@ -133,12 +141,12 @@ def main() -> None:
     import train
     from lit_rl.configuration.launch import launch
 
-    patch(phases)
+    found = patch(phases)
     with tempfile.TemporaryDirectory() as name:
         sys.argv = [str(ROOT / "train.py"), *overrides(args, shape, Path(name))]
         if launch(train.main, train.CONF):
             sys.exit("the run failed")
-    result = report("ours", shape, phases, warmup=args.warmup, overrides=args.overrides)
+    result = report("ours", shape, phases, warmup=args.warmup, overrides=args.overrides, **found)
     print(json.dumps(result, indent=1))
     if args.out:
         write(result, args.out)

@@ -205,7 +205,8 @@ def main() -> None:
         trainer.train()
     import trl
 
-    result = report("trl", shape, phases, warmup=args.warmup, trl=trl.__version__)
+    parameters = sum(p.numel() for p in model.parameters())
+    result = report("trl", shape, phases, warmup=args.warmup, parameters=parameters, trl=trl.__version__)
     print(json.dumps(result, indent=1))
     if args.out:
         write(result, args.out)

@@ -239,6 +239,7 @@ def table(folder: Path) -> dict[str, Mutation]:
             "{use_reentrant: true}", "model.gradient_checkpointing=true"
         ),
         "model.enable_activation_offload": to("true"),
+        "model.kernels.impl_backend": to("triton", "model.kernels.use_fused_kernels=true"),
         "model.kernels.use_liger_kernel": to("true"),
         "model.kernels.liger_kernel_config": to("{rms_norm: true}"),
         "model.kernels.torch_compile_backend": to("eager"),

@@ -106,6 +106,8 @@ INFORMATIONAL = {
     "model.kernels.share_prefix": "speed and memory only (tests/models/test_shared_prefix.py)",
     "model.kernels.use_remove_padding": "speed and memory only (tests/models/test_shared_prefix.py)",
     "algo.critic.model.kernels.use_remove_padding": "as model.kernels.use_remove_padding",
+    "model.kernels.use_fused_kernels": "speed and memory only (tests/models/test_kernels.py)",
+    "algo.critic.model.kernels.use_fused_kernels": "as model.kernels.use_fused_kernels",
     "model.kernels.torch_compile": "speed and memory only (tests/models/test_kernels.py)",
     "algo.critic.model.kernels.torch_compile": "as model.kernels.torch_compile",
     "logger.csv.root_dir": "the folder of the run",

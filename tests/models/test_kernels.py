@@ -5,10 +5,12 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from lit_rl.errors import ConfigError
 from lit_rl.models.kernels import Kernels
 from lit_rl.models.load import load_policy
+from lit_rl.models.lora import LoRA
 from lit_rl.models.offload import offload_activations_
 from lit_rl.models.score import Rows, score
 from lit_rl.rollout.next_token import decoding
@@ -98,3 +100,61 @@ def test_checkpointing_gives_the_same_gradients() -> None:
     checkpointed, plain = load_policy(gradient_checkpointing=True), load_policy()
     for found, wanted in zip(scored(checkpointed, rows), scored(plain, rows), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-7)
+
+
+def saved_bytes(model: nn.Module, rows: Rows) -> int:
+    """Of what a forward pass keeps for the backward pass, the weights apart."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        score(model, rows)
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+@pytest.mark.parametrize(("lora", "share"), [(None, 0.75), (LoRA(lora_rank=4, lora_dropout=0.5), 0.85)])
+def test_fused_layers_give_the_same_gradients_and_keep_less(lora: LoRA | None, share: float) -> None:
+    rows, sides = rows_of(*SIZES[0]), []
+    for is_fused in (True, False):
+        torch.manual_seed(0)
+        kernels = Kernels(share_prefix=lora is None, use_fused_kernels=is_fused)
+        sides.append(load_policy(kernels=kernels, lora=lora, disable_dropout=False).train())
+    for weights in zip(*(model.parameters() for model in sides), strict=True):
+        if weights[0].requires_grad and lora is not None:  # one of two factors begins at zero
+            weights[1].data.normal_(generator=torch.Generator().manual_seed(1))
+            weights[0].data.copy_(weights[1].data)
+    found, wanted = (scored_with_noise(model, rows) for model in sides)
+    for ours, plain in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-6, atol=1e-7)
+    fused, plain = (saved_bytes(model, rows) for model in sides)
+    assert fused < share * plain
+
+
+def scored_with_noise(model: nn.Module, rows: Rows) -> tuple[Tensor, Tensor]:
+    """As `scored`, with the same dropout each time."""
+    torch.manual_seed(7)
+    return scored(model, rows)
+
+
+def test_fused_layers_of_a_copy_are_its_own() -> None:
+    model = load_policy(kernels=Kernels(use_fused_kernels=True))
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    rows = rows_of(*SIZES[0])
+    assert not torch.equal(score(model, rows).logps, score(twin, rows).logps)
+
+
+def test_fused_layers_are_refused_where_they_cannot_be() -> None:
+    with pytest.raises(ConfigError, match=r"impl_backend must be 'torch' \(found 'triton'\)"):
+        Kernels(use_fused_kernels=True, impl_backend="triton")
+    with pytest.raises(ConfigError, match=r"use_fused_kernels must be false with .*torch_compile"):
+        Kernels(use_fused_kernels=True, torch_compile=True)
+    with pytest.raises(ConfigError, match=r"must be false for GPT2LMHeadModel \(found True\)"):
+        Kernels(use_fused_kernels=True).apply_(GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8)))
