@@ -23,6 +23,7 @@ class MetricSums:
         self._maxima: dict[str, Tensor] = {}
         self._minima: set[str] = set()  # names in _maxima that are kept with the other sign
         self._shares: dict[str, Tensor] = {}
+        self._weights: dict[str, Tensor] = {}
         self._updates = 0
 
     def add(self, name: str, total: Tensor | float, count: Tensor | float = 1.0) -> None:
@@ -46,6 +47,12 @@ class MetricSums:
         new = self._scalar(value)
         self._shares[name] = self._shares[name] + new if name in self._shares else new
 
+    def add_weights(self, name: str, weights: Tensor) -> None:
+        """Add importance weights; the metric is the effective share, (sum)^2 / sum of squares / number."""
+        w = weights.detach().double()
+        new = torch.stack([self._scalar(value) for value in (w.sum(), w.square().sum(), w.numel())])
+        self._weights[name] = self._weights[name] + new if name in self._weights else new
+
     def end_update(self) -> None:
         """An optimizer batch is complete."""
         self._updates += 1
@@ -58,6 +65,10 @@ class MetricSums:
             table = all_sum_(torch.stack(list(self._sums.values())))
             means = table[:, 0] / torch.where(table[:, 1] == 0, torch.ones_like(table[:, 1]), table[:, 1])
             out.update(zip(self._sums, means.tolist(), strict=True))
+        if self._weights:
+            total, squares, count = all_sum_(torch.stack(list(self._weights.values()))).unbind(1)
+            effective = total**2 / (squares * count).clamp(min=1e-30)
+            out.update(zip(self._weights, effective.tolist(), strict=True))
         if self._shares:
             losses = all_sum_(torch.stack(list(self._shares.values()))) / max(self._updates, 1)
             out.update(zip(self._shares, losses.tolist(), strict=True))
@@ -71,9 +82,11 @@ class MetricSums:
         """A name that this rank did not see, such as the metric of a reward function, counts nothing here."""
         if not is_distributed():
             return
-        tables = (self._sums, self._shares, self._maxima)
+        tables = (self._sums, self._weights, self._shares, self._maxima)
         seen = gather_objects(tuple(list(table) for table in tables))
-        for kind, (table, nothing) in enumerate(zip(tables, ([0.0, 0.0], 0.0, -torch.inf), strict=True)):
+        for kind, (table, nothing) in enumerate(
+            zip(tables, ([0.0] * 2, [0.0] * 3, 0.0, -torch.inf), strict=True)
+        ):
             names = dict.fromkeys(name for names in seen for name in names[kind])
             ordered = {name: table.get(name, self._scalar(torch.tensor(nothing))) for name in names}
             table.clear()

@@ -126,7 +126,7 @@ class GRPO(RLModule):
     def prepare(self, rollout: RolloutBatch) -> None:
         super().prepare(rollout)
         is_estimated = self.kl.use_kl_in_reward and not self.kl.is_exact_in_reward
-        if rollout.old_logps is None and (is_estimated or self.rollout_correction.rollout_is):
+        if rollout.old_logps is None and (is_estimated or self.rollout_correction.rejects):
             rollout.old_logps = self.logps(self.policy, rollout)
         if self.ref is None or self.kl.is_exact_in_loss:  # which takes its own passes
             return
@@ -159,8 +159,8 @@ class GRPO(RLModule):
     def assign_credit(self, rollout: RolloutBatch) -> None:
         """Advantages first, from the rows as they were sampled; then what the engine's mismatch rejects."""
         self.credit_(rollout)
-        if self.rollout_correction.rollout_is:
-            self.correct_(rollout)
+        if self.rollout_correction.rollout_is and rollout.old_logps is not None:
+            self.correct_(rollout, rollout.old_logps)
 
     def credit_(self, rollout: RolloutBatch) -> None:
         """Fill in the advantages. Collective."""
@@ -196,24 +196,34 @@ class GRPO(RLModule):
         self.kl_coef.follow(kl, mask)
         return penalty
 
-    def correct_(self, rollout: RolloutBatch) -> None:
+    def correct_(self, rows: RolloutBatch, old_logps: Tensor) -> None:
         """Fill in the weights against the engine, and take what they reject out of the loss.
 
         Before optimizer batches are counted, so that divisors leave the rejected tokens out on every rank.
+        Where nothing is rejected and the policy has not moved, the update's own pass does: see `weigh_`.
+
+        Args:
+            rows: B rows.
+            old_logps: (B, T) with the weights at the beginning of the step.
 
         Raises:
             ConfigError: the engine reported no log-probabilities.
         """
-        if rollout.rollout_logps is None:
+        if rows.rollout_logps is None:
             raise ConfigError(
                 "algo.rollout_correction.rollout_is needs the engine's log-probabilities and the rollout has "
                 "none; set rollout.calculate_log_probs=true."
             )
-        assert rollout.old_logps is not None and rollout.completion_mask is not None
-        mask = rollout.completion_mask
-        correction = self.rollout_correction(rollout.old_logps, rollout.rollout_logps, mask)
-        rollout.rollout_is_weights, rollout.completion_mask = correction.weights, correction.mask
-        add_correction_metrics(self.sums, correction, rollout.old_logps, rollout.rollout_logps, mask)
+        mask = rows.completion_mask
+        assert mask is not None
+        correction = self.rollout_correction(old_logps, rows.rollout_logps, mask)
+        rows.rollout_is_weights, rows.completion_mask = correction.weights, correction.mask
+        add_correction_metrics(self.sums, correction, old_logps, rows.rollout_logps, mask)
+
+    def weigh_(self, micro_batch: RolloutBatch, logps: Tensor) -> None:
+        """`correct_` from the pass of the only update, (B, T), if it has not been done."""
+        if self.rollout_correction.rollout_is and micro_batch.rollout_is_weights is None:
+            self.correct_(micro_batch, logps.detach())
 
     # ----------------------------------------------------------------------------------- per optimizer batch
 
@@ -259,8 +269,10 @@ class GRPO(RLModule):
     def loss(self, micro_batch: RolloutBatch, totals: Totals) -> Tensor:
         if self.kl.is_exact_in_loss:
             exact = self.score_kl(micro_batch)
+            self.weigh_(micro_batch, exact.logps)
             return self.policy_term(micro_batch, exact.logps, exact.entropy, totals, exact.kl)
         scores = self.score(self.policy, micro_batch, with_entropy=True)
+        self.weigh_(micro_batch, scores.logps)
         return self.policy_term(micro_batch, scores.logps, scores.entropy, totals)
 
     def policy_term(

@@ -20,7 +20,8 @@
 | `rollout_is/effective_sample_frac` | (sum of weights)^2 / sum of squares / tokens; tokens that still count |
 | `rollout_is/max_ratio` | greatest ratio, before bounds |
 
-A row is right when its weighted reward reaches 1 (to 1e-6).
+`rollout_is/...` is over the rows that the update computes; over all rows where some may be rejected. A row is
+right when its weighted reward reaches 1 (to 1e-6).
 """
 
 from collections.abc import Sequence
@@ -144,7 +145,7 @@ def add_value_metrics(sums: MetricSums, values: Tensor, returns: Tensor, mask: T
 def add_correction_metrics(
     sums: MetricSums, correction: Correction, old_logps: Tensor, rollout_logps: Tensor, mask: Tensor
 ) -> None:
-    """How far the engine's probabilities are from the trainer's, and what that costs. Collective.
+    """How far the engine's probabilities are from the trainer's, and what that costs.
 
     Args:
         sums: where they go.
@@ -159,11 +160,7 @@ def add_correction_metrics(
     add_mismatch(sums, old_logps, rollout_logps, mask)
     sums.add("rollout_is/touched_frac", is_touched.sum(), tokens)
     sums.add_max("rollout_is/max_ratio", (ratio * mask).max() if mask.numel() else 0.0)
-    weights = (correction.weights * kept).double()
-    total, squares, count = all_sum_(
-        torch.stack([weights.sum(), weights.square().sum(), kept.sum().double()])
-    )
-    sums.add("rollout_is/effective_sample_frac", total**2 / (squares * count).clamp(min=1e-30))
+    sums.add_weights("rollout_is/effective_sample_frac", correction.weights[kept])
 
 
 def add_mismatch(sums: MetricSums, old_logps: Tensor, rollout_logps: Tensor, mask: Tensor) -> None:

@@ -285,6 +285,7 @@ class SDPO(GRPO):
         if not self.has_distillation_term:
             return super().loss(micro_batch, totals.policy)
         student = self.student_scores(micro_batch)
+        self.weigh_(micro_batch, student.logps)
         loss = self.distillation_term(micro_batch, student, totals.distillation)
         if self.has_policy_term:
             weight = self.distillation.distillation_weight

@@ -6,6 +6,7 @@ computed again when its gradient is due; no matrix product is. Any device, with 
 
 from collections.abc import Callable, Iterator
 from types import MethodType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +44,7 @@ def _norm(self: nn.Module, hidden: Tensor) -> Tensor:
     return _recomputed(MethodType(type(self).forward, self), hidden)
 
 
-def _gated(self: nn.Module, hidden: Tensor) -> Tensor:
+def _gated(self: Any, hidden: Tensor) -> Tensor:
     def down(gate: Tensor, up: Tensor) -> Tensor:
         return self.down_proj(self.act_fn(gate) * up)
 

@@ -64,6 +64,13 @@ class RolloutCorrection:
         """Whether weights are on and nothing bounds them."""
         return self.rollout_is and self.rollout_is_threshold is None and self.rollout_is_mode != "none"
 
+    @property
+    def rejects(self) -> bool:
+        """Whether tokens or rows may leave the loss, which divisors must know before the first pass."""
+        return self.rollout_is and (
+            self.rollout_is_mode == "mask" or self.rollout_is_veto_threshold is not None
+        )
+
     def __call__(self, old_logps: Tensor, rollout_logps: Tensor, mask: Tensor) -> Correction:
         """Weights of this rank's tokens, and which still count.
 

@@ -1,6 +1,7 @@
 """GRPO in a real step: KL in the reward, mismatch of the engine, picked tokens, and what is refused."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -92,10 +93,27 @@ def test_without_the_engine_s_log_probabilities_a_correction_says_what_to_set(
         train(grpo(rollout_correction=correction), [batch])
 
 
+BOUNDED = RolloutCorrection(rollout_is=True, rollout_is_threshold=1.5)
+BEFORE = replace(
+    BOUNDED, rollout_is_veto_threshold=1e-30
+)  # may reject rows, so that it has a pass of its own
+
+
+def test_a_correction_that_rejects_nothing_takes_no_pass_of_its_own(
+    grpo: Callable, train: Callable, with_prompts: Callable
+) -> None:
+    without, with_pass = (train(grpo(rollout_correction=c), [with_prompts()]) for c in (BOUNDED, BEFORE))
+    assert without.last_rollout.old_logps is None
+    assert with_pass.last_rollout.old_logps is not None
+    for name in ("train/loss", "train/grad_norm"):
+        assert without.metrics[name] == pytest.approx(with_pass.metrics[name], rel=1e-6), name
+    for ours, theirs in zip(without.policy.parameters(), with_pass.policy.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)
+
+
 def test_the_mismatch_is_measured(grpo: Callable, train: Callable, with_prompts: Callable) -> None:
     batch = with_prompts()
-    correction = RolloutCorrection(rollout_is=True, rollout_is_threshold=1.5)
-    module = train(grpo(rollout_correction=correction), [batch])
+    module = train(grpo(rollout_correction=BEFORE), [batch])
     metrics, rollout, mask = module.metrics, module.last_rollout, batch.completion_mask
     log_ratio = (rollout.old_logps - batch.rollout_logps)[mask]
     weights = log_ratio.exp().clamp(max=1.5)
