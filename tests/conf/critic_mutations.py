@@ -19,6 +19,7 @@ MIRRORED = {
     "model.gradient_checkpointing": ("true",),
     "model.gradient_checkpointing_kwargs": ("{use_reentrant: true}", "model.gradient_checkpointing=true"),
     "model.enable_activation_offload": ("true",),
+    "model.kernels.impl_backend": ("triton", "model.kernels.use_fused_kernels=true"),
     "model.kernels.use_liger_kernel": ("true",),
     "model.kernels.liger_kernel_config": ("{rms_norm: true}",),
     "model.kernels.torch_compile_backend": ("eager",),
