@@ -46,7 +46,7 @@ class EngineCheck:
         """
         rows = rollout.select(list(range(min(ROWS, len(rollout)))))
         assert rows.rollout_logps is not None
-        mask = rows.token_mask
+        mask = rows.written_mask
         logps = pl_module.logps(pl_module.policy, rows)
         gap = (logps - rows.rollout_logps).abs() * mask  # (B, T)
         pl_module.sums.add("rollout/logp_gap_mean", gap.sum(), mask.sum())

@@ -254,7 +254,9 @@ def _advantage(rollout: RolloutBatch, b: int, length: int) -> float | None:
     advantages: Tensor | None = rollout.advantages
     if advantages is None or (advantages.ndim == 2 and length == 0):
         return None
-    return _number(float(advantages[b] if advantages.ndim == 1 else advantages[b, :length].mean()))
+    if advantages.ndim == 1:
+        return _number(float(advantages[b]))
+    return _number(float(advantages[b][rollout.written_mask[b]].mean()))
 
 
 def _numbered(file: Path, number: int) -> Path:

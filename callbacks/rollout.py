@@ -10,13 +10,16 @@ from lit_rl.algorithms.base import RLModule
 from lit_rl.batch import RolloutBatch
 from lit_rl.callbacks.engine_check import EngineCheck
 from lit_rl.callbacks.lookahead import Lookahead
+from lit_rl.data.following import following_ids
 from lit_rl.distributed import world_size
 from lit_rl.errors import ConfigError
 from lit_rl.hooks import emit
 from lit_rl.models.load import end_token_ids
 from lit_rl.models.roles import named_base_tensors
 from lit_rl.models.sharding import gathered
+from lit_rl.rollout.conversation import Conversations
 from lit_rl.rollout.engine import RolloutEngine
+from lit_rl.rollout.environment import Environment
 from lit_rl.rollout.hf import HFEngine
 from lit_rl.rollout.sampling import Sampling
 from lit_rl.rollout.scoring import Scores
@@ -88,6 +91,7 @@ class RolloutGeneration(L.Callback):
             `rollout_is/kl`; else they are dropped.
         check_every_n_steps: steps between checks of the engine against the policy; 0 is off.
         max_logp_gap: see `EngineCheck`.
+        environment: answers the policy's turns; None: a completion is one turn.
         max_staleness: 1: write the completions of the next step while this step trains, with the policy as it
             was before; for engines on servers, with `algo.rollout_correction.rollout_is`. The first step
             after a start or a resume is of the policy itself. 0 is off.
@@ -104,6 +108,7 @@ class RolloutGeneration(L.Callback):
         check_every_n_steps: int = 50,
         max_logp_gap: float = 0.1,
         max_staleness: int = 0,
+        environment: Environment | None = None,
     ) -> None:
         if max_staleness not in (0, 1):
             raise ConfigError(f"rollout.max_staleness must be 0 or 1 (found {max_staleness!r}).")
@@ -111,6 +116,7 @@ class RolloutGeneration(L.Callback):
         self.check = EngineCheck(check_every_n_steps, max_logp_gap)
         self.calculate_log_probs = calculate_log_probs
         self.val_kwargs = val_kwargs or ValSampling()
+        self.environment = environment
         self.max_staleness, self.lookahead = max_staleness, Lookahead()
         self._is_bound = False
 
@@ -182,20 +188,38 @@ class RolloutGeneration(L.Callback):
             purpose: keeps the noise of training and validation apart.
         """
         self.make_current(pl_module)
+        write = partial(
+            self.engine.generate,
+            seed=derived_seed(pl_module.seed, purpose),
+            step=pl_module.step,
+            on_progress=self._progress(pl_module.trainer),
+        )
+        if self.environment is not None:
+            write = partial(self.conversations(pl_module, self.environment), write=write)
         with gathered(*([pl_module.policy] if self.engine.writes_with_policy else [])):
-            rollout = self.engine.generate(
-                prompts.to(pl_module.device),
-                num_generations=num_generations,
-                sampling=sampling,
-                seed=derived_seed(pl_module.seed, purpose),
-                step=pl_module.step,
-                on_progress=self._progress(pl_module.trainer),
-            )
+            rollout = write(prompts.to(pl_module.device), num_generations=num_generations, sampling=sampling)
         self.engine.sleep()
         is_checked = purpose == "train" and self.check.is_due(pl_module.step)
         if self.calculate_log_probs or is_checked:
             return rollout
         return replace(rollout, rollout_logps=None)
+
+    def conversations(self, pl_module: RLModule, environment: Environment) -> Conversations:
+        """What has the policy and the environment write in turn."""
+        chat, positions = pl_module.chat, _positions(pl_module)
+        lengths = [length for length in (positions, self._max_tokens(pl_module)) if length is not None]
+        ends = end_token_ids(pl_module.policy, chat.tokenizer)
+        return Conversations(
+            environment,
+            chat=chat,
+            following=partial(following_ids, chat, ends),
+            prompt_key=pl_module.trainer.datamodule.prompt_key,  # type: ignore[attr-defined]
+            room=min(lengths, default=None),
+        )
+
+    def tool_schemas(self) -> list[dict[str, Any]]:
+        """Of the environment, for the chat template; the datamodule asks."""
+        return [] if self.environment is None else self.environment.tool_schemas()
 
     def look_ahead(self, trainer: L.Trainer, pl_module: RLModule) -> None:
         """Begin to write the next step's completions with the current policy."""
@@ -280,12 +304,12 @@ class RolloutGeneration(L.Callback):
             return None
         own = pl_module.sampling.max_completion_length
         validated = self.val_kwargs.over(pl_module.sampling).effective().max_completion_length
-        written = pl_module.chat.max_prompt_length + max(own, validated)
+        turns = 1 if self.environment is None else 2  # a later turn may begin where another has long ended
+        written = pl_module.chat.max_prompt_length + turns * max(own, validated)
         other = pl_module.longest_other_prompt
+        room = _positions(pl_module)
         if not other:
-            return written
-        config: Any = pl_module.policy.config.get_text_config(decoder=True)  # type: ignore[operator, union-attr]
-        room = getattr(config, "max_position_embeddings", None)
+            return written if self.environment is None else min(written, room or written)
         return max(written, min(other + own + 1, room or other + own + 1))
 
     @staticmethod
@@ -314,3 +338,9 @@ class RolloutGeneration(L.Callback):
             if callable(report):
                 return report
         return None
+
+
+def _positions(pl_module: RLModule) -> int | None:
+    """Positions that the policy has; None where its configuration has no limit."""
+    config: Any = pl_module.policy.config.get_text_config(decoder=True)  # type: ignore[operator, union-attr]
+    return getattr(config, "max_position_embeddings", None)

@@ -23,7 +23,8 @@ class RolloutDump(RLCallback):
 
     A row holds what was generated from and trained on: token ids of prompt and completion, reward and its
     parts, advantage, feedback, the teacher's prompt, the policy version, and the data row's columns, so that
-    `python -m lit_rl.rescore` can score it again. A step that is trained again after a resume is written
+    `python -m lit_rl.rescore` can score it again; with an environment also the messages after the prompt, its
+    reward, and the places of its tokens (`foreign`). A step that is trained again after a resume is written
     again, with the same rows.
 
     Args:
@@ -80,6 +81,10 @@ def dumped_rows(pl_module: Any, step: int) -> list[dict[str, Any]]:
         row["policy_version"] = None if rollout.policy_version is None else int(rollout.policy_version[b])
         row["baseline"] = None if rollout.baselines is None else _number(float(rollout.baselines[b]))
         row["teacher_prompt"] = _teacher_prompt(rollout, b, pl_module.chat)
+        if rollout.conversations is not None:
+            talk = rollout.conversations[b]
+            row["messages"], row["environment_reward"] = talk.messages, talk.reward
+            row["foreign"] = rollout.foreign_mask[b, : row["length"]].nonzero()[:, 0].tolist()
         row["columns"] = {name: values[b] for name, values in rollout.columns.items()}
     return rows
 

@@ -6,7 +6,8 @@ functions.
 
 Existence comes from lengths: position s of row b is a prompt token when `s >= S - prompt_len[b]`, position t
 is a completion token when `t < completion_len[b]`. `completion_mask` says only where a token counts in a
-loss. What stands at other positions is never read.
+loss. What stands at other positions is never read. Tokens that an environment wrote (`foreign_mask`) exist,
+are attended to, and count in no loss.
 """
 
 from collections.abc import Callable
@@ -30,7 +31,10 @@ class RolloutBatch:
         completion_ids: (B, T) long, right-padded. Sampled tokens, the end token included.
         completion_len: (B,) long.
         completion_mask: (B, T) bool. True where a token counts in a loss.
-        finish_reason: B times "stop" (an end token or string) or "length" (the limit).
+        foreign_mask: (B, T) bool. True at tokens that an environment wrote; None where there is none. A
+            completion ends in a token of the policy.
+        conversations: B times what the environment made of the row (`rollout.conversation.Conversation`).
+        finish_reason: B times "stop" (an end token or string) or "length" (the limit, of tokens or turns).
         policy_version: (B,) long. Weights that wrote the row.
         rollout_logps: (B, T) float. As the engine reported them, at the sampling temperature.
         feedback: B times the text that the reward returned, or None.
@@ -62,6 +66,8 @@ class RolloutBatch:
     completion_ids: Tensor | None = None
     completion_len: Tensor | None = None
     completion_mask: Tensor | None = None
+    foreign_mask: Tensor | None = None
+    conversations: list[Any] | None = None
     finish_reason: list[str] | None = None
     policy_version: Tensor | None = None
     rollout_logps: Tensor | None = None
@@ -101,6 +107,11 @@ class RolloutBatch:
         """(B, T) bool. True at real completion tokens, counted in a loss or not."""
         assert self.completion_ids is not None and self.completion_len is not None
         return length_mask(self.completion_len, self.completion_ids.shape[1])
+
+    @property
+    def written_mask(self) -> Tensor:
+        """(B, T) bool. True at completion tokens that the policy wrote, counted in a loss or not."""
+        return self.token_mask if self.foreign_mask is None else self.token_mask & ~self.foreign_mask
 
     def select(self, index: Tensor | list[int] | slice) -> "RolloutBatch":
         """The rows at these positions, in this order. Padding widths stay as they are."""

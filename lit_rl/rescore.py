@@ -70,6 +70,8 @@ def rescored(rows: Sequence[dict[str, Any]], reward: RewardSum, keys: dict[str, 
             row=row["prompt_row"],
             data_source_key=keys["data_source_key"],
             reward_model_key=keys["reward_model_key"],
+            messages=row.get("messages") or [],
+            environment_reward=row.get("environment_reward"),
         )
         for row in rows
     ]
@@ -112,15 +114,18 @@ def estimated(
     counts = ~totals.isnan()
     if mask_truncated:
         counts &= torch.tensor([row["finish_reason"] != "length" for row in rows])
-    mask = length_mask(lengths, int(lengths.max())) & counts[:, None]
+    own = length_mask(lengths, int(lengths.max()))
+    for row, places in enumerate(row.get("foreign") or [] for row in rows):
+        own[row, places] = False
+    mask = own & counts[:, None]
     baselines = torch.tensor([_number(row.get("baseline")) for row in rows])
-    scored = ScoredRows(totals, lengths, mask, torch.zeros(mask.shape), baselines)
+    scored = ScoredRows(totals, lengths, mask, torch.zeros(mask.shape), baselines, own.sum(1))
     found = advantage(scored, 1 + max(row["generation"] for row in rows))
     return [
         value if math.isfinite(value) else None
         for value in (
-            float(own if own.dim() == 0 else own[:length].mean())
-            for own, length in zip(found, lengths.tolist(), strict=True)
+            float(credit if credit.dim() == 0 else credit[is_own].mean())
+            for credit, is_own in zip(found, own, strict=True)
         )
     ]
 

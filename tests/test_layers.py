@@ -17,6 +17,7 @@ LAYERS = {
     "lit_rl.metrics": 0,
     "lit_rl.paths": 0,
     "lit_rl.seeding": 0,
+    "lit_rl.time_limit": 0,
     "lit_rl.timing": 0,
     "lit_rl.user_code": 0,
     "lit_rl.checkpoint": 1,

@@ -172,7 +172,8 @@ class GRPO(RLModule):
         assert rollout.completion_mask is not None
         penalty = self.reward_penalty(rollout)
         lengths, mask = rollout.completion_len, rollout.completion_mask
-        return ScoredRows(rollout.rewards, lengths, mask, penalty, rollout.baselines)
+        written = rollout.written_mask.sum(1)
+        return ScoredRows(rollout.rewards, lengths, mask, penalty, rollout.baselines, written)
 
     def reward_penalty(self, rollout: RolloutBatch) -> Tensor:
         """(B, T): what is subtracted from the reward of each token, KL times its weight. Collective.

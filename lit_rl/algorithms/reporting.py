@@ -6,6 +6,8 @@
 | `rollout/truncated_frac` | rows that ended at the length limit / rows |
 | `rollout/tokens` | completion tokens of the step, all ranks |
 | `rollout/loss_tokens` | tokens that count in the loss |
+| `rollout/turns` | turns of the policy / rows; with an environment |
+| `rollout/foreign_tokens` | tokens that the environment wrote, counted in the lengths too; likewise |
 | `rollout/empty_frac` | rows without a token that counts / rows |
 | `rollout/reward`, `reward/<function>` | mean over rows that have one |
 | `rollout/reward/<source>` | mean over rows of a data source that have one |
@@ -59,6 +61,9 @@ def add_rollout_metrics(sums: MetricSums, rollout: RolloutBatch) -> None:
     sums.add_max("rollout/completion_len_max", rollout.completion_len.max() if rows else 0.0)
     sums.add("rollout/tokens", tokens, 1.0 / world_size())
     sums.add("rollout/loss_tokens", rollout.completion_mask.sum(), 1.0 / world_size())
+    if rollout.conversations is not None and rollout.foreign_mask is not None:
+        sums.add("rollout/turns", sum(talk.turns for talk in rollout.conversations), rows)
+        sums.add("rollout/foreign_tokens", rollout.foreign_mask.sum(), 1.0 / world_size())
     sums.add("rollout/empty_frac", (~rollout.completion_mask.any(1)).sum(), rows)
     cut = sum(reason == "length" for reason in rollout.finish_reason or [])
     sums.add("rollout/truncated_frac", cut, rows)

@@ -24,11 +24,19 @@ def fill_rewards_(module: RLModule, rollout: RolloutBatch) -> None:
     scores = module.reward(module.samples(rollout))
     rollout.rewards = scores.rewards.to(module.device)
     rollout.rewards_per_func = scores.rewards_per_func.to(module.device)
-    rollout.feedback = scores.feedback
+    rollout.feedback = _with_environment_s(rollout, scores.feedback)
     own = module.trainer.datamodule.data_source_key  # type: ignore[attr-defined]
     add_source_metrics(module.sums, rollout.rewards, rollout.columns.get(own, []))
     for name, (total, count) in scores.sums.items():
         module.sums.add(f"reward/{name}", total, count)
+
+
+def _with_environment_s(rollout: RolloutBatch, feedback: list[str | None]) -> list[str | None]:
+    """The reward's feedback on each row, behind that of the row's environment."""
+    if rollout.conversations is None:
+        return feedback
+    both = zip(rollout.conversations, feedback, strict=True)
+    return ["\n".join(filter(None, (talk.feedback, own))) or None for talk, own in both]
 
 
 def take_out_(rollout: RolloutBatch, *, truncated: bool) -> None:

@@ -21,6 +21,7 @@ def samples_of(rollout: RolloutBatch, chat: Chat, data: Any) -> list[Sample]:
     ids = [row[:n] for row, n in zip(rollout.completion_ids.tolist(), lengths, strict=True)]
     width = rollout.prompt_ids.shape[1]
     prompts = [row[width - n :] for row, n in zip(rollout.prompt_ids.tolist(), prompt_lengths, strict=True)]
+    talks = rollout.conversations or [None] * len(rollout)
     columns = [{name: values[i] for name, values in rollout.columns.items()} for i in range(len(rollout))]
     return [
         Sample(
@@ -33,8 +34,10 @@ def samples_of(rollout: RolloutBatch, chat: Chat, data: Any) -> list[Sample]:
             row=row,
             data_source_key=data.data_source_key,
             reward_model_key=data.reward_model_key,
+            messages=[] if talk is None else talk.messages,
+            environment_reward=None if talk is None else talk.reward,
         )
-        for tokens, values, reason, prompt, row in zip(
-            ids, columns, rollout.finish_reason, prompts, rollout.prompt_row.tolist(), strict=True
+        for tokens, values, reason, prompt, row, talk in zip(
+            ids, columns, rollout.finish_reason, prompts, rollout.prompt_row.tolist(), talks, strict=True
         )
     ]

@@ -121,6 +121,12 @@ def context_length(settings: Settings) -> str | None:
         if (value := settings.get(key)) is not None
     }
     key = max(lengths, key=lambda name: lengths[name])
+    if settings.get("rollout.environment") is not None and room < prompt + 2 * lengths[key]:
+        return (
+            f"rollout.engine.max_model_len (found {room}) must be at least data.max_prompt_length + 2 * "
+            f"{key} (found {prompt} + 2 * {lengths[key]}) with rollout.environment: a short conversation is "
+            "written beside a long one."
+        )
     if room >= prompt + lengths[key]:
         return None
     return (
@@ -145,6 +151,30 @@ def staleness(settings: Settings) -> str | None:
         )
     if not settings.get(needed):
         return f"{key} (found 1) needs {needed}=true: the completions are of the policy before the update."
+    return None
+
+
+def environment(settings: Settings) -> str | None:
+    """What a conversation cannot be combined with."""
+    key = "rollout.environment"
+    if settings.get(key) is None:
+        uses = [
+            f"reward.reward_funcs.{name}"
+            for name, function in (settings.get("reward.reward_funcs") or {}).items()
+            if isinstance(function, dict) and str(function.get("_target_")).endswith(".EnvironmentReward")
+        ]
+        return f"{uses[0]} needs {key} (found None), which gives the reward." if uses else None
+    needs = {
+        "rollout.max_staleness": (0, "the environment answers in the trainer's process"),
+        "algo.sampling.ignore_eos": (False, "no turn would end before the limit"),
+        "rollout.val_kwargs.ignore_eos": (False, "no turn would end before the limit"),
+        "rollout.engine.tensor_parallel_size": (1, "ranks that share an engine would wait for each other"),
+    }
+    for name, (value, why) in needs.items():
+        if settings.get(name) not in (None, value):
+            return f"{name} (found {settings.shown(name)}) must be {value} with {key}: {why}."
+    if settings["task"] == "search":
+        return f"{key} has no effect with task=search, whose questions have one turn; leave it null."
     return None
 
 

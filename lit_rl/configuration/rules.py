@@ -48,6 +48,7 @@ RULES: list[Rule] = [
     rollout.engine_kwargs,
     rollout.context_length,
     rollout.staleness,
+    rollout.environment,
     rollout.adapters,
     rollout.tensor_parallel,
     algorithm.gathering,

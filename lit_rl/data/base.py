@@ -168,9 +168,24 @@ class RowDataModule(L.LightningDataModule):
         splits = {"train", "val"} if stage in (None, "fit") else {"val"}
         if self.val_files is None and stage != "validate":
             splits.discard("val")
-        _ = self.chat
+        self._show_tools()
         for split in sorted(splits - self._used.keys()):
             self._used[split] = self._scanned(split)
+
+    def _show_tools(self) -> None:
+        """Give the chat template the tools of the run's environment, which the callback of rollouts has.
+
+        Raises:
+            ConfigError: the template is given other tools too.
+        """
+        callbacks = self.trainer.callbacks if self.trainer else []  # type: ignore[attr-defined]
+        given = [tool for callback in callbacks for tool in getattr(callback, "tool_schemas", list)()]
+        if given and self.chat_template_kwargs.get("tools"):
+            raise ConfigError(
+                "data.chat_template_kwargs.tools and rollout.environment.tools must not both be set; leave "
+                "those of the environment."
+            )
+        self.chat.chat_template_kwargs |= {"tools": given} if given else {}
 
     def train_dataloader(self) -> RunLoader:
         """Steps of the whole run.

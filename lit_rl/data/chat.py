@@ -79,7 +79,7 @@ class Chat:
         special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
         self._specials = [_OPEN, *sorted(special, key=len, reverse=True)]
         self._spelled = re.compile("|".join(re.escape(token) for token in self._specials))
-        empty = self._tokens("", add_special_tokens=True)
+        empty = self.tokens("", add_special_tokens=True)
         self._start = empty[:1] if empty[:1] == [tokenizer.bos_token_id] else []
 
     @property
@@ -93,6 +93,10 @@ class Chat:
     def decode(self, ids: list[int]) -> str:
         """Text without special tokens."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+    def spelling(self, token_id: int) -> str:
+        """A token as it stands in a rendered text."""
+        return str(self.tokenizer.decode([token_id]))
 
     def verbatim(self, text: str) -> str:
         """The text, marked so that `ids` takes what is spelled like a special token in it for plain text.
@@ -108,12 +112,12 @@ class Chat:
             ConfigError: messages, and the tokenizer has no chat template.
         """
         if isinstance(prompt, str):
-            return self._start + self._tokens(prompt)
-        return self._tokens(self._text(prompt, add_generation_prompt=True))
+            return self._start + self.tokens(prompt)
+        return self.tokens(self.template_text(prompt, add_generation_prompt=True))
 
     def text(self, prompt: str | Messages) -> str:
         """The prompt as the template renders it, generation header included; a string as it stands."""
-        return prompt if isinstance(prompt, str) else self._text(prompt, add_generation_prompt=True)
+        return prompt if isinstance(prompt, str) else self.template_text(prompt, add_generation_prompt=True)
 
     def prompt_ids(self, prompt: str | Messages, where: str) -> list[int]:
         """The ids that are generated from and trained on: `ids`, cut to `max_prompt_length`.
@@ -193,7 +197,7 @@ class Chat:
 
     def _turns(self, messages: Messages, where: str, *, add_generation_prompt: bool = False) -> list[int]:
         try:
-            return self._tokens(self._text(messages, add_generation_prompt=add_generation_prompt))
+            return self.tokens(self.template_text(messages, add_generation_prompt=add_generation_prompt))
         except ConfigError:
             raise
         except Exception as error:  # templates raise what they like
@@ -237,9 +241,14 @@ class Chat:
         """Where the part begins that the template adds for generation."""
         if isinstance(prompt, str):
             return len(ids)
-        return _common_prefix(self._tokens(self._text(prompt, add_generation_prompt=False)), ids)
+        return _common_prefix(self.tokens(self.template_text(prompt, add_generation_prompt=False)), ids)
 
-    def _text(self, messages: Messages, *, add_generation_prompt: bool) -> str:
+    def template_text(self, messages: Messages, *, add_generation_prompt: bool) -> str:
+        """What the chat template makes of the messages.
+
+        Raises:
+            ConfigError: there is no template.
+        """
         if not self.tokenizer.chat_template:
             raise ConfigError(
                 "data.tokenizer must have a chat template for prompts that are messages (found none); give "
@@ -257,7 +266,8 @@ class Chat:
             )
         )
 
-    def _tokens(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+    def tokens(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """The ids of a text, alone and without a template; see `verbatim`."""
         parts = _MARKED.split(text)  # plain text, index of a spelling, plain text, ...
         ids = list(self.tokenizer(parts[0], add_special_tokens=add_special_tokens)["input_ids"])
         for index, plain in zip(parts[1::2], parts[2::2], strict=True):

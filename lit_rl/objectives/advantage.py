@@ -23,6 +23,8 @@ class ScoredRows(NamedTuple):
         penalty: (B, T) float, subtracted from the reward of each token; zeros where there is none.
         baselines: (B,) float, reward of the greedy completion of the same prompt, NaN where it has none; only
             remax reads it.
+        written: (B,) long, tokens of each completion that the policy wrote; None: all of them; only opo reads
+            it.
     """
 
     rewards: Tensor
@@ -30,6 +32,7 @@ class ScoredRows(NamedTuple):
     mask: Tensor
     penalty: Tensor
     baselines: Tensor | None = None
+    written: Tensor | None = None
 
     def groups(self, num_generations: int) -> Tensor:
         """(P, G): the reward of each completion less its penalty."""
@@ -173,7 +176,8 @@ def _remax(rows: ScoredRows, num_generations: int, own: Advantage) -> Tensor:
 
 
 def _opo(rows: ScoredRows, num_generations: int, own: Advantage) -> Tensor:
-    return estimators.opo(rows.groups(num_generations), rows.lengths.view(-1, num_generations)).flatten()
+    lengths = rows.lengths if rows.written is None else rows.written
+    return estimators.opo(rows.groups(num_generations), lengths.view(-1, num_generations)).flatten()
 
 
 def _gpg(rows: ScoredRows, num_generations: int, own: Advantage) -> Tensor:
@@ -182,7 +186,9 @@ def _gpg(rows: ScoredRows, num_generations: int, own: Advantage) -> Tensor:
 
 def _reinforce_plus_plus(rows: ScoredRows, num_generations: int, own: Advantage) -> Tensor:
     scale = own.scale != "none"
-    return estimators.reinforce_plus_plus(rows.token_rewards(), rows.mask, gamma=own.gamma, scale=scale)
+    return estimators.reinforce_plus_plus(
+        rows.token_rewards(), rows.mask, gamma=own.gamma, scale=scale, across_gaps=True
+    )
 
 
 def _reinforce_plus_plus_baseline(rows: ScoredRows, num_generations: int, own: Advantage) -> Tensor:

@@ -7,7 +7,7 @@ from lit_rl.rewards.reward import AN_ANSWER, NO_ANSWER, Reward, RewardResult, Sa
 
 class Arithmetic(Reward):
     """1 when the completion is the reference number and nothing else, otherwise 0 and one line on what is
-    wrong.
+    wrong. Of a conversation the last turn counts.
 
     White space around the number does not matter. The line names the attempt, because SDPO's feedback
     template does not show it.
@@ -15,13 +15,13 @@ class Arithmetic(Reward):
 
     def score(self, sample: Sample) -> RewardResult:
         """Score and feedback of the sample."""
-        remark = feedback(sample.completion, str(sample.ground_truth))
+        remark = feedback(sample.answer, str(sample.ground_truth))
         has_answer = self.answer(sample) is not None
         return RewardResult(0.0 if remark else 1.0, remark, AN_ANSWER if has_answer else NO_ANSWER)
 
     def answer(self, sample: Sample) -> str | None:
         """The attempt, when it is a number."""
-        text = sample.completion.strip()
+        text = sample.answer.strip()
         return text if re.fullmatch(r"[0-9]{1,6}", text) else None
 
 

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from lit_rl.errors import ConfigError
 from lit_rl.rewards.custom import from_function, load_function
-from lit_rl.rewards.manager import OutOfTime, limited, manager_of
+from lit_rl.rewards.manager import manager_of
 from lit_rl.rewards.model import NAME as MODEL
 from lit_rl.rewards.model import ModelReward, RewardModel
 from lit_rl.rewards.results import ON_ERROR, checked_results, settled
 from lit_rl.rewards.reward import Reward, RewardResult, Sample
 from lit_rl.rewards.waiting import WaitingReward, awaited
+from lit_rl.time_limit import OutOfTime, limited
 
 __all__ = ["Reward", "RewardResult", "RewardSum", "Sample", "Scores", "metric_sums"]
 

@@ -119,7 +119,8 @@ class RowFunction(Reward):
 class BatchFunction(Reward):
     """A function in TRL's signature.
 
-    Completions are texts, or one assistant message each where prompts are chats, as in TRL. A parameter
+    Completions are texts, or one assistant message each where prompts are chats, as in TRL; with an
+    environment all messages after the prompt. A parameter
     with the name of a data column gets that column; `**kwargs` gets them all.
 
     Args:
@@ -234,4 +235,4 @@ def _accepted(function: Callable, names: tuple[str, ...]) -> list[str]:
 def _as_prompted(sample: Sample) -> Any:
     if isinstance(sample.prompt, str) or sample.prompt is None:
         return sample.completion
-    return [{"role": "assistant", "content": sample.completion}]
+    return list(sample.messages) or [{"role": "assistant", "content": sample.completion}]

@@ -9,6 +9,8 @@ SHOWN = 80
 class ExactMatch(Reward):
     """1 when completion and reference are the same text, white space around them aside; otherwise 0.
 
+    Of a conversation the last turn counts.
+
     Args:
         ignore_case: upper and lower case are the same.
     """
@@ -18,7 +20,7 @@ class ExactMatch(Reward):
 
     def score(self, sample: Sample) -> RewardResult:
         """Score and feedback of the sample."""
-        attempt, answer = sample.completion.strip(), str(sample.ground_truth).strip()
+        attempt, answer = sample.answer.strip(), str(sample.ground_truth).strip()
         same = attempt.casefold() == answer.casefold() if self.ignore_case else attempt == answer
         found = AN_ANSWER if attempt else NO_ANSWER
         if same:
@@ -29,5 +31,5 @@ class ExactMatch(Reward):
 
     def answer(self, sample: Sample) -> str | None:
         """The whole text."""
-        text = sample.completion.strip()
+        text = sample.answer.strip()
         return (text.casefold() if self.ignore_case else text) or None

@@ -1,26 +1,20 @@
 """How reward functions are called: one after another, or in processes; each call within a time limit."""
 
-import ctypes
 import multiprocessing
 import signal
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from lit_rl.errors import ConfigError
 from lit_rl.rewards.reward import Reward, Sample
+from lit_rl.time_limit import OutOfTime, limited, time_limit
 
 MANAGERS = ("naive", "prime")
 GRACE = 5.0
 """Seconds beyond the limit after which a worker that does not react is killed."""
 
 Call = Callable[[list[Sample]], Any]
-
-
-class OutOfTime(Exception):
-    """A call took longer than reward.timeout."""
 
 
 class RewardManager(ABC):
@@ -128,67 +122,6 @@ def manager_of(
     if reward_manager == "prime":
         return Prime(functions, timeout, num_workers)
     return Naive(functions, timeout)
-
-
-def limited(function: Callable[[], Any], seconds: float) -> Any:
-    """What the function returns; OutOfTime after so many seconds. For any thread."""
-    if threading.current_thread() is not threading.main_thread():
-        return in_thread(function, seconds)
-    with time_limit(seconds):
-        return function()
-
-
-@contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raise OutOfTime in the block after so many seconds; in the main thread, which alone gets signals.
-
-    By an alarm signal, so it interrupts Python code and most waiting. A function that sets an alarm of its
-    own takes this one away.
-
-    Args:
-        seconds: > 0.
-    """
-
-    def ring(signum: int, frame: Any) -> None:
-        raise OutOfTime(f"took longer than reward.timeout, {seconds:g} s")
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def in_thread(function: Callable[[], Any], seconds: float) -> Any:
-    """What the function returns in a thread of its own, or what it raises.
-
-    Args:
-        function: of nothing.
-        seconds: after which OutOfTime is raised here, and in the thread as soon as it runs Python code again.
-            A thread that never does is left behind; it does not keep the process alive.
-    """
-    box: list[tuple[bool, Any]] = []
-
-    def run() -> None:
-        try:
-            box.append((True, function()))
-        except BaseException as error:
-            box.append((False, error))
-
-    thread = threading.Thread(target=run, name="lit_rl_reward", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not box:
-        assert thread.ident is not None
-        stop = ctypes.py_object(OutOfTime)
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), stop)
-        raise OutOfTime(f"took longer than reward.timeout, {seconds:g} s")
-    is_done, value = box[0]
-    if not is_done:
-        raise value
-    return value
 
 
 _FUNCTIONS: dict[str, Reward] = {}

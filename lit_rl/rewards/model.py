@@ -126,7 +126,10 @@ class ModelReward(Reward):
             raise ConfigError(
                 f"{KEY}.tokenizer must have a chat template for prompts that are messages (found none)."
             )
-        turns = [*sample.prompt, {"role": "assistant", "content": sample.completion}]
+        turns = [
+            *sample.prompt,
+            *(sample.messages or [{"role": "assistant", "content": sample.completion}]),
+        ]
         filled = [{name: value for name, value in turn.items() if value is not None} for turn in turns]
         text = str(tokenizer.apply_chat_template(filled, tokenize=False))
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])

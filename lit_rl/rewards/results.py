@@ -13,8 +13,9 @@ from numbers import Real
 from typing import Any
 
 from lit_rl.errors import ConfigError, DataError
-from lit_rl.rewards.manager import Call, OutOfTime
+from lit_rl.rewards.manager import Call
 from lit_rl.rewards.reward import RewardResult, Sample
+from lit_rl.time_limit import OutOfTime
 
 ON_ERROR = ("error", "zero", "drop")
 

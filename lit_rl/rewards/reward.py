@@ -13,7 +13,7 @@ class Sample:
 
     Attributes:
         prompt: text or chat messages, as in the data.
-        completion: decoded, special tokens left out.
+        completion: decoded, special tokens left out; of a conversation, everything after the prompt.
         completion_ids: tokens, the end token included.
         columns: values of the data row by column name.
         finish_reason: "stop" or "length".
@@ -21,6 +21,8 @@ class Sample:
         row: of the data; None where that is not known.
         data_source_key: column with the name of the source.
         reward_model_key: column with `{"ground_truth": ...}`.
+        messages: of a conversation after the prompt, the policy's turns and the environment's; else empty.
+        environment_reward: what the environment gave; None where it gave nothing.
     """
 
     prompt: Any
@@ -32,6 +34,13 @@ class Sample:
     row: int | None = None
     data_source_key: str = "data_source"
     reward_model_key: str = "reward_model"
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    environment_reward: float | None = None
+
+    @property
+    def answer(self) -> str:
+        """The completion, or the last turn of a conversation."""
+        return self.messages[-1]["content"] if self.messages else self.completion
 
     @property
     def data_source(self) -> str:

@@ -5,8 +5,9 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lit_rl.rewards.manager import GRACE, OutOfTime, in_thread
+from lit_rl.rewards.manager import GRACE
 from lit_rl.rewards.reward import Reward, RewardResult, Sample
+from lit_rl.time_limit import OutOfTime, in_thread
 
 Outcome = RewardResult | Exception
 

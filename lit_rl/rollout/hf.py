@@ -164,8 +164,7 @@ class HFEngine(RolloutEngine):
             f"rollout=hf, {'a copy in ' if self._is_copy else 'the training model, '}"
             f"{next(self._model.parameters()).dtype}; {sampling}; end ids {self._ends(sampling)}"
         )
-        if text not in self._announced:
-            self._announced.add(text)
+        if sampling.is_new_to(self._announced):
             rank_zero_info(text)
 
     def _ends(self, sampling: Sampling) -> list[int]:

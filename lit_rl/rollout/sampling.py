@@ -75,6 +75,13 @@ class Sampling:
             if not is_legal:
                 raise ConfigError(f"{self.key}.{name} {rule} (found {getattr(self, name)!r}).")
 
+    def is_new_to(self, told: set[str]) -> bool:
+        """Whether these settings, lengths aside, are not in the set; they are afterwards."""
+        text = repr(replace(self, max_completion_length=1))
+        is_new = text not in told
+        told.add(text)
+        return is_new
+
     def greedy(self) -> Self:
         """The same lengths and ends, with the most likely token each time."""
         return replace(self, temperature=0.0, top_p=1.0, top_k=0, min_p=None)

@@ -367,6 +367,5 @@ class ServerEngine(RolloutEngine):
         """Say once what rollouts are drawn with, whatever the model's own defaults are."""
         ends = settings["stop_token_ids"]
         text = f"rollout={self.choice} at {', '.join(self.servers)}; {sampling}; end ids {ends}"
-        if text not in self._announced:
-            self._announced.add(text)
+        if sampling.is_new_to(self._announced):
             rank_zero_info(text)

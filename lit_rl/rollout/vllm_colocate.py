@@ -340,8 +340,7 @@ class VLLMColocate(RolloutEngine):
         """Say once what rollouts are drawn with, whatever the model's own defaults are."""
         ends = request_settings(sampling, self._end_token_ids)["stop_token_ids"]
         text = f"rollout=vllm, in process; {sampling}; end ids {ends}"
-        if text not in self._announced:
-            self._announced.add(text)
+        if sampling.is_new_to(self._announced):
             rank_zero_info(text)
 
 

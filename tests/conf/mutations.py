@@ -328,6 +328,10 @@ def table(folder: Path) -> dict[str, Mutation]:
         "rollout.val_kwargs.generation_kwargs": to("{max_new_tokens: 1}"),
         "rollout.check_every_n_steps": to(0),
         "rollout.max_staleness": to(1),
+        "rollout.environment": to(
+            "{_target_: lit_rl.rollout.tools.ToolEnvironment, role: user,"
+            " tools: [lit_rl.assets.calculator.calculator]}"
+        ),
         "rollout.engine.dtype": to("bfloat16"),
         "rollout.engine.max_num_seqs": to(3),
         "rollout.engine.cache_implementation": to("static"),

@@ -49,6 +49,7 @@ NEEDS = {  # what a choice cannot do without
         "reward.reward_funcs.judge.base_url=http://localhost:8000/v1",
         "reward.reward_funcs.judge.model=any",
     ],
+    "reward=environment": ["experiment=calculator"],
     "algo=sft": ["data=chat_sft", "data.train_files=rows.parquet"],
     "callbacks=test_time_search": ["algo=sdpo", "experiment=sdpo_test_time"],
     "data=question": ["algo=sdpo", "experiment=sdpo_test_time"],

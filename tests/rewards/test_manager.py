@@ -14,8 +14,8 @@ from lit_rl.rewards import manager
 from lit_rl.rewards.base import RewardSum, Sample
 from lit_rl.rewards.by_source import BySource
 from lit_rl.rewards.custom import from_function
-from lit_rl.rewards.manager import OutOfTime, time_limit
 from lit_rl.rewards.reward import Reward, RewardResult
+from lit_rl.time_limit import OutOfTime, time_limit
 
 
 class Length(Reward):
