@@ -27,7 +27,7 @@ GROUPS = (
         ("arithmetic", "gsm8k", "math", "sciknoweval", "parquet", "reasoning_gym", "question", "chat_sft"),
     ),
     ("model", ("tiny", "smollm2_135m", "hf")),
-    ("reward", ("by_source", "soft_overlong", "random", "reward_model", "judge", "code")),
+    ("reward", ("by_source", "soft_overlong", "random", "reward_model", "judge", "code", "environment")),
     (
         "algo",
         (

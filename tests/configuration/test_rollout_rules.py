@@ -10,6 +10,7 @@ from lit_rl.configuration.build import built
 SERVED = (
     "algo=sdpo rollout=vllm_server algo.teacher.teacher_model_kind=live algo.teacher.use_teacher_server=true"
 )
+TALKS = "experiment=calculator"
 CASES = [
     (
         'algo=grpo algo.sampling.generation_kwargs={"num_beams":4}',
@@ -49,6 +50,20 @@ CASES = [
     (
         "algo=grpo rollout=sglang rollout.max_staleness=1",
         ["rollout.max_staleness", "algo.rollout_correction.rollout_is=true"],
+    ),
+    (
+        f"{TALKS} rollout=sglang rollout.max_staleness=1 rollout.calculate_log_probs=true "
+        "algo.rollout_correction.rollout_is=true algo.rollout_correction.rollout_is_threshold=2",
+        ["rollout.max_staleness (found 1)", "rollout.environment"],
+    ),
+    (f"{TALKS} algo.sampling.ignore_eos=true", ["algo.sampling.ignore_eos", "rollout.environment"]),
+    (f"{TALKS} rollout.val_kwargs.ignore_eos=true", ["rollout.val_kwargs.ignore_eos", "rollout.environment"]),
+    ("algo=grpo reward=environment", ["reward.reward_funcs.environment", "rollout.environment (found None)"]),
+    ("algo=grpo rollout.environment=3", ["rollout.environment must be", "found 3"]),
+    (f"{TALKS} rollout.environment.turns=3", ["rollout.environment.turns is not a key", "max_turns"]),
+    (
+        "algo=grpo rollout.environment={_target_:lit_rl.rollout.hf.HFEngine}",
+        ["rollout.environment must be a block whose _target_ makes", "lit_rl.rollout.hf.HFEngine"],
     ),
     (f"{SERVED} algo.sampling.temperature=0.9", ["use_teacher_server", "algo.sampling.temperature 1.0"]),
     (f"{SERVED} algo.teacher.teacher_model_kind=ema", ["use_teacher_server", "teacher_model_kind 'live'"]),
