@@ -89,4 +89,5 @@ def hf_writer(pl_module: Any, *, copied: bool) -> Callable[[Path], None]:
     with gathered(pl_module.policy):
         is_copied = copied or is_sharded(pl_module.policy)
         policy = dense_copy(pl_module.policy) if is_copied else pl_module.policy
-    return lambda folder: save_hf(policy, pl_module.chat.tokenizer, folder)
+    chat = pl_module.chat
+    return lambda folder: save_hf(policy, chat.tokenizer, folder, processor=chat.processor)

@@ -95,7 +95,7 @@ class PushToHub(RLCallback):
 
     def _start(self, pl_module: Any, folder: Path, message: str, *, from_file: bool) -> None:
         """Upload beside training; what the thread needs of the module and the folder is taken now."""
-        policy, tokenizer = shared_copy(pl_module.policy), pl_module.chat.tokenizer
+        policy, chat = shared_copy(pl_module.policy), pl_module.chat
         work = tempfile.TemporaryDirectory(prefix=".push-", dir=folder.parent)
         kept = Path(work.name) / folder.name
         shutil.copytree(folder, kept, copy_function=os.link)  # the checkpoint may be removed meanwhile
@@ -104,14 +104,14 @@ class PushToHub(RLCallback):
             with work:
                 if from_file:
                     load_weights(policy, read_tree(kept, "model"), "policy.")
-                self._push(policy, tokenizer, kept, Path(work.name) / "model", message)
+                self._push(policy, chat, kept, Path(work.name) / "model", message)
 
         self._background.start(job if self.blocking else lambda: _reported(job))
 
-    def _push(self, policy: Any, tokenizer: Any, folder: Path, out: Path, message: str) -> None:
+    def _push(self, policy: Any, chat: Any, folder: Path, out: Path, message: str) -> None:
         manifest = read_manifest(folder)
         assert manifest is not None
-        save_hf(policy, tokenizer, out)
+        save_hf(policy, chat.tokenizer, out, processor=chat.processor)
         text, config = run_configuration(folder)
         write_card(
             out,

@@ -14,6 +14,7 @@ from lit_rl.data.following import following_ids
 from lit_rl.distributed import world_size
 from lit_rl.errors import ConfigError
 from lit_rl.hooks import emit
+from lit_rl.models.image_check import ROWS, check_images
 from lit_rl.models.load import end_token_ids
 from lit_rl.models.roles import named_base_tensors
 from lit_rl.models.sharding import gathered
@@ -127,6 +128,24 @@ class RolloutGeneration(L.Callback):
                 "algo.sampling.temperature must be > 0 (found 0): greedy completions have no log-probability "
                 "to learn from; for greedy validation set rollout.val_kwargs.temperature=0."
             )
+        if _has_images(trainer) and not self.engine.reads_images:
+            raise ConfigError(
+                "data.image_key: the data have a column of images, and rollout.engine is a "
+                f"{type(self.engine).__name__}, which gets text alone; use rollout=hf, or set "
+                "data.image_key=null to train on the text alone."
+            )
+        if _has_images(trainer) and self.environment is not None:
+            raise ConfigError(
+                "rollout.environment and a column of images (data.image_key) exclude each other: turns after "
+                "the first would not see them; set one of them to null."
+            )
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, RLModule)
+        if _has_images(trainer):
+            prompts = trainer.datamodule.first_rows(ROWS).to(pl_module.device)  # type: ignore[attr-defined]
+            with gathered(pl_module.policy):
+                check_images(pl_module.policy, prompts)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: RolloutBatch, batch_idx: int
@@ -344,3 +363,7 @@ def _positions(pl_module: RLModule) -> int | None:
     """Positions that the policy has; None where its configuration has no limit."""
     config: Any = pl_module.policy.config.get_text_config(decoder=True)  # type: ignore[operator, union-attr]
     return getattr(config, "max_position_embeddings", None)
+
+
+def _has_images(trainer: L.Trainer) -> bool:
+    return getattr(trainer.datamodule, "has_images", False)  # type: ignore[attr-defined]

@@ -22,10 +22,10 @@ class RolloutDump(RLCallback):
     """Writes one file per step and rank, whole or not at all: `step_00000001.jsonl`.
 
     A row holds what was generated from and trained on: token ids of prompt and completion, reward and its
-    parts, advantage, feedback, the teacher's prompt, the policy version, and the data row's columns, so that
-    `python -m lit_rl.rescore` can score it again; with an environment also the messages after the prompt, its
-    reward, and the places of its tokens (`foreign`). A step that is trained again after a resume is written
-    again, with the same rows.
+    parts, advantage, feedback, the teacher's prompt, the policy version, and the data row's columns but its
+    images, so that `python -m lit_rl.rescore` can score it again; with an environment also the messages after
+    the prompt, its reward, and the places of its tokens (`foreign`). A step that is trained again after a
+    resume is written again, with the same rows.
 
     Args:
         rollout_dump_dir: folder.
@@ -74,6 +74,7 @@ def dumped_rows(pl_module: Any, step: int) -> list[dict[str, Any]]:
     """
     rollout = pl_module.last_rollout
     rows = completion_rows(rollout, pl_module.chat, pl_module.reward_names, step)
+    images = getattr(pl_module.trainer.datamodule, "image_key", None) if rollout.images is not None else None
     for b, row in enumerate(rows):
         width, length = rollout.prompt_ids.shape[1], int(rollout.prompt_len[b])
         row["prompt_ids"] = rollout.prompt_ids[b, width - length :].tolist()
@@ -85,7 +86,7 @@ def dumped_rows(pl_module: Any, step: int) -> list[dict[str, Any]]:
             talk = rollout.conversations[b]
             row["messages"], row["environment_reward"] = talk.messages, talk.reward
             row["foreign"] = rollout.foreign_mask[b, : row["length"]].nonzero()[:, 0].tolist()
-        row["columns"] = {name: values[b] for name, values in rollout.columns.items()}
+        row["columns"] = {name: values[b] for name, values in rollout.columns.items() if name != images}
     return rows
 
 

@@ -127,6 +127,7 @@ def prompt_accuracies(
         # a stream of noise for each row, not for each prompt
         prompt_row=taught.prompt_row * rollout.num_generations + index % rollout.num_generations,
         columns=taught.columns,
+        images=taught.teacher_images,
     )
     written = answered(trainer, module, prompts, 1, "teacher gap, teacher")
     assert written.rewards is not None

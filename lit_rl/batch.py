@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_rl.images import ImageTensors
+
 
 @dataclass
 class RolloutBatch:
@@ -27,6 +29,8 @@ class RolloutBatch:
         prompt_len: (B,) long.
         prompt_row: (B,) long. Index of the data row, over all files.
         columns: data columns by name, each a list of B plain Python values.
+        images: B times what a vision-language model reads beside the prompt, None in a row without images;
+            None for data without images. Rows of one prompt share their tensors, which stay in CPU memory.
         num_generations: G; rows g, g+1, ..., g+G-1 belong to one prompt.
         completion_ids: (B, T) long, right-padded. Sampled tokens, the end token included.
         completion_len: (B,) long.
@@ -51,6 +55,7 @@ class RolloutBatch:
         values, returns: (B, T) float. The critic's output and its target.
         teacher_prompt_ids: (B, S') long, left-padded. The teacher's prompt.
         teacher_prompt_len: (B,) long.
+        teacher_images: B times the images of the teacher's prompt, as `images`.
         teacher_logps: (B, T) float. Under the teacher, with its own prompt.
         teacher_top_ids: (B, T, K) long. The teacher's most likely tokens, where an engine scored for it.
         teacher_top_logps: (B, T, K) float. Of those, over the whole vocabulary.
@@ -62,6 +67,7 @@ class RolloutBatch:
     prompt_len: Tensor
     prompt_row: Tensor
     columns: dict[str, list[Any]] = field(default_factory=dict)
+    images: list[ImageTensors | None] | None = None
     num_generations: int = 1
     completion_ids: Tensor | None = None
     completion_len: Tensor | None = None
@@ -86,6 +92,7 @@ class RolloutBatch:
     returns: Tensor | None = None
     teacher_prompt_ids: Tensor | None = None
     teacher_prompt_len: Tensor | None = None
+    teacher_images: list[ImageTensors | None] | None = None
     teacher_logps: Tensor | None = None
     teacher_top_ids: Tensor | None = None
     teacher_top_logps: Tensor | None = None
@@ -136,7 +143,9 @@ class RolloutBatch:
     def prompts(self) -> "RolloutBatch":
         """The prompts of the groups, one row each, without anything that was filled in."""
         first = self.select(slice(0, None, self.num_generations))
-        return RolloutBatch(first.prompt_ids, first.prompt_len, first.prompt_row, first.columns)
+        return RolloutBatch(
+            first.prompt_ids, first.prompt_len, first.prompt_row, first.columns, images=first.images
+        )
 
     def put_(self, index: list[int], other: "RolloutBatch") -> None:
         """Write another batch's rows over these, in place; padding grows where theirs is wider.

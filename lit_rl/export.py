@@ -26,10 +26,12 @@ from lit_rl.configuration.build import built
 from lit_rl.configuration.report import print_user_error
 from lit_rl.configuration.tree import expanded
 from lit_rl.data.chat import load_tokenizer
+from lit_rl.data.image_chat import load_processor
 from lit_rl.errors import ConfigError, DataError, StorageError
 from lit_rl.model_card import write_card
 from lit_rl.models.export import save_hf, token_classifier
-from lit_rl.models.weights import dense_copy, has_adapters
+from lit_rl.models.families import is_vision_language
+from lit_rl.models.weights import base_of, dense_copy, has_adapters
 
 PARTS = ("policy", "teacher", "ref", "critic")
 
@@ -75,8 +77,11 @@ def export(
     if adapter and not has_adapters(model):
         raise ConfigError(f"--adapter needs a {part} with LoRA adapters; this one has none.")
     source = config["data"]["tokenizer"]
-    tokenizer = load_tokenizer(source, trust_remote_code=config["data"]["trust_remote_code"])
-    save_hf(model, tokenizer, out, merge=not adapter)
+    trust = config["data"]["trust_remote_code"]
+    tokenizer, processor = load_tokenizer(source, trust_remote_code=trust), None
+    if is_vision_language(base_of(model).config):
+        processor = load_processor(source, trust_remote_code=trust)
+    save_hf(model, tokenizer, out, merge=not adapter, processor=processor)
     write_card(
         out,
         part=part,

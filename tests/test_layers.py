@@ -13,6 +13,7 @@ LAYERS = {
     "lit_rl.curves": 0,
     "lit_rl.distributed": 0,
     "lit_rl.errors": 0,
+    "lit_rl.images": 0,
     "lit_rl.memory": 0,
     "lit_rl.metrics": 0,
     "lit_rl.paths": 0,

@@ -25,7 +25,7 @@ from lit_rl.errors import ConfigError
 from lit_rl.functional.masking import Totals
 from lit_rl.models.critic import vocabulary_size
 from lit_rl.models.flat_attention import shares_prefixes
-from lit_rl.models.score import Rows
+from lit_rl.models.score import rows_of
 from lit_rl.models.sharding import gathered
 from lit_rl.objectives.advantage import Advantage
 from lit_rl.objectives.batch_plan import BatchPlan
@@ -143,9 +143,3 @@ class PPO(GRPO):
         """The policy's optimizer and schedule, then the critic's."""
         own = self.scheduled(optimizer_of(self.value.optim, self.critic), self.value.schedule)
         return [super().configure_optimizers(), own]
-
-
-def rows_of(rollout: RolloutBatch) -> Rows:
-    """Prompts and completions as models take them."""
-    assert rollout.completion_ids is not None and rollout.completion_len is not None
-    return Rows(rollout.prompt_ids, rollout.prompt_len, rollout.completion_ids, rollout.completion_len)

@@ -162,6 +162,7 @@ class SDPO(GRPO):
             self.chat,
             feedback_key=self.feedback_key,
             numbers=self.demonstration_numbers(rollout),
+            image_key=None if rollout.images is None else self.trainer.datamodule.image_key,  # type: ignore[attr-defined]
         )
         fill_in_(rollout, contexts.prompts, self.chat.pad_token_id)
         return contexts

@@ -32,7 +32,11 @@ class StudentScores(NamedTuple):
 def teacher_rows(rows: RolloutBatch) -> Rows:
     """The same completions under the teacher's prompts."""
     assert rows.teacher_prompt_ids is not None and rows.teacher_prompt_len is not None
-    return rows_of(rows)._replace(prompt_ids=rows.teacher_prompt_ids, prompt_len=rows.teacher_prompt_len)
+    return rows_of(rows)._replace(
+        prompt_ids=rows.teacher_prompt_ids,
+        prompt_len=rows.teacher_prompt_len,
+        images=rows.teacher_images,
+    )
 
 
 def top_entries(rows: RolloutBatch) -> TopEntries:

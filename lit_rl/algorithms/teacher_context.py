@@ -22,6 +22,9 @@ from torch import Tensor
 
 from lit_rl.batch import RolloutBatch, length_mask, padded
 from lit_rl.data.chat import Chat
+from lit_rl.data.image_chat import ImageChat, ShownImages
+from lit_rl.data.images import places_in, with_places
+from lit_rl.images import around_other_ids
 from lit_rl.metrics import MetricSums
 from lit_rl.objectives.reprompt import Reprompt, TeacherPrompt
 from lit_rl.rewards.base import Sample
@@ -49,6 +52,7 @@ def teacher_contexts(
     *,
     feedback_key: str,
     numbers: Sequence[float],
+    image_key: str | None = None,
 ) -> TeacherContexts:
     """The context of each row: successes are sought in the row's own group, which is whole on one rank.
 
@@ -59,6 +63,7 @@ def teacher_contexts(
         chat: renders prompts.
         feedback_key: column with static feedback, of any type.
         numbers: B in [0, 1), for a demonstration by chance.
+        image_key: column with images, where the rows have some; a row's teacher sees them as well.
     """
     assert rollout.rewards is not None
     success = reprompt.is_success(rollout.rewards).tolist()
@@ -72,10 +77,28 @@ def teacher_contexts(
     prompts = [
         TeacherPrompt()
         if is_success and reprompt.skip_successful_rows
-        else reprompt.teacher_prompt(chat, sample.prompt, None if i is None else texts[i], text)
-        for is_success, sample, i, text in zip(success, samples, chosen, feedback, strict=True)
+        else reprompt.teacher_prompt(*own, None if i is None else texts[i], text)
+        for is_success, own, i, text in zip(
+            success, _renderers(samples, chat, image_key), chosen, feedback, strict=True
+        )
     ]
     return TeacherContexts(success, feedback, prompts)
+
+
+def _renderers(samples: Sequence[Sample], chat: Chat, image_key: str | None) -> list[tuple[Any, Any]]:
+    """What renders each row's teacher prompt, and the prompt that it is made of."""
+    if image_key is None or not isinstance(chat, ImageChat):
+        return [(chat, sample.prompt) for sample in samples]
+    by_row: dict[int | None, tuple[Any, Any]] = {}
+    for sample in samples:
+        if sample.row in by_row:
+            continue
+        prompt: Any = with_places(sample.prompt)
+        by_row[sample.row] = (chat, prompt)
+        if places_in(prompt):
+            shown = ShownImages(chat, prompt, sample.columns[image_key], sample.prompt_ids)
+            by_row[sample.row] = (shown, prompt)
+    return [by_row[sample.row] for sample in samples]
 
 
 def _as_text(value: Any) -> str | None:
@@ -98,6 +121,9 @@ def fill_in_(rollout: RolloutBatch, prompts: Sequence[TeacherPrompt], pad_token_
     ids, lengths = padded(filled, "left", pad_token_id)
     rollout.teacher_prompt_ids, rollout.teacher_prompt_len = ids.to(device), lengths.to(device)
     rollout.self_distillation_mask = torch.tensor([p.ids is not None for p in prompts], device=device)
+    if rollout.images is not None:
+        rows = zip(rollout.images, own, filled, strict=True)
+        rollout.teacher_images = [around_other_ids(images, mine, theirs) for images, mine, theirs in rows]
 
 
 def teacher_inputs(rollout: RolloutBatch) -> tuple[Tensor, Tensor]:

@@ -39,7 +39,12 @@ def check_teacher_server(distillation: Distillation, sampling: Sampling) -> None
 def as_the_teacher_reads(rows: RolloutBatch) -> RolloutBatch:
     """The same completions under the teacher's prompts."""
     assert rows.teacher_prompt_ids is not None and rows.teacher_prompt_len is not None
-    return replace(rows, prompt_ids=rows.teacher_prompt_ids, prompt_len=rows.teacher_prompt_len)
+    return replace(
+        rows,
+        prompt_ids=rows.teacher_prompt_ids,
+        prompt_len=rows.teacher_prompt_len,
+        images=rows.teacher_images,
+    )
 
 
 def put_scores_(rollout: RolloutBatch, index: Tensor, scores: Scores) -> None:

@@ -5,6 +5,8 @@ from abc import abstractmethod
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import lightning as L
@@ -36,6 +38,9 @@ class RowDataModule(L.LightningDataModule):
     Raises:
         ConfigError: a value is out of range.
     """
+
+    has_images: bool = False
+    """Whether rows may hold images."""
 
     def __init__(
         self,
@@ -94,7 +99,7 @@ class RowDataModule(L.LightningDataModule):
         self._used: dict[str, list[Block]] = {}
 
     @abstractmethod
-    def _new_chat(self, tokenizer: PreTrainedTokenizerBase) -> Chat: ...
+    def _new_chat(self) -> Chat: ...
 
     @abstractmethod
     def _columns(self) -> tuple[list[str], bool]:
@@ -119,10 +124,14 @@ class RowDataModule(L.LightningDataModule):
     def chat(self) -> Chat:
         """The renderer of every prompt; the tokenizer is loaded on first use."""
         if self._chat is None:
-            if isinstance(self._tokenizer, str):
-                self._tokenizer = load_tokenizer(self._tokenizer, trust_remote_code=self.trust_remote_code)
-            self._chat = self._new_chat(self._tokenizer)
+            self._chat = self._new_chat()
         return self._chat
+
+    @cached_property
+    def _loaded_tokenizer(self) -> PreTrainedTokenizerBase:
+        if isinstance(self._tokenizer, str):
+            return load_tokenizer(self._tokenizer, trust_remote_code=self.trust_remote_code)
+        return self._tokenizer
 
     def num_rows(self) -> dict[str, int]:
         """Rows by split, "train" and "val", from the footers; after `setup`, those that are used.
@@ -228,6 +237,11 @@ class RowDataModule(L.LightningDataModule):
         """These training rows as a batch."""
         return self._collate(self._opened("train"))(rows)
 
+    def first_rows(self, count: int) -> RolloutBatch:
+        """The first training rows that are used, in the order of the files."""
+        used = islice((row for block in self._blocks("train") for row in block.rows), count)
+        return self.train_rows(list(used))
+
     def val_dataloader(self) -> RunLoader | list[RunLoader]:
         """Every validation row once over all ranks; no loader when `val_files` is null.
 
@@ -284,7 +298,8 @@ class RowDataModule(L.LightningDataModule):
         total = sum(len(block.rows) for block in blocks)
         dropped: dict[int, str] = {}
         if judge := self._judge():
-            rows = self._open(split, self._columns()[0], only_required=not judge.skip_bad)
+            is_narrow = not judge.skip_bad and not self.has_images
+            rows = self._open(split, self._columns()[0], only_required=is_narrow)
             dropped = dropped_rows(rows, judge, workers=self._scan_workers)
         reasons = "; ".join(f"{count} with {reason}" for reason, count in Counter(dropped.values()).items())
         if len(dropped) == total:

@@ -59,6 +59,9 @@ class Chat:
         ConfigError: a setting is out of range, or repeats what the library sets itself.
     """
 
+    processor: Any = None
+    """What reads images beside the text, of a model that does."""
+
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
@@ -76,8 +79,7 @@ class Chat:
                 raise ConfigError(
                     f"data.chat_template_kwargs must not hold {name!r}, which is always set; remove it."
                 )
-        special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
-        self._specials = [_OPEN, *sorted(special, key=len, reverse=True)]
+        self._specials = [_OPEN, *sorted(self.spellings(), key=len, reverse=True)]
         self._spelled = re.compile("|".join(re.escape(token) for token in self._specials))
         empty = self.tokens("", add_special_tokens=True)
         self._start = empty[:1] if empty[:1] == [tokenizer.bos_token_id] else []
@@ -89,6 +91,10 @@ class Chat:
             if token_id is not None:
                 return int(token_id)
         return 0
+
+    def spellings(self) -> list[str]:
+        """What a text would mean something by: the special tokens."""
+        return [str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special]
 
     def decode(self, ids: list[int]) -> str:
         """Text without special tokens."""
@@ -297,7 +303,11 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> PreTrainedT
 
 def plain_text(prompt: str | Messages) -> str:
     """The contents of the messages, a line break between two; a string as it stands."""
-    return prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
+    return prompt if isinstance(prompt, str) else "\n".join(_content_text(m["content"]) for m in prompt)
+
+
+def _content_text(content: str | list[dict[str, Any]]) -> str:
+    return content if isinstance(content, str) else " ".join(part.get("text") or "" for part in content)
 
 
 def as_messages(prompt: str | Messages) -> Messages:
@@ -313,20 +323,47 @@ def check_length_policy(max_prompt_length: int | None, truncation: str) -> None:
         raise ConfigError(f"data.truncation must be one of {', '.join(TRUNCATIONS)} (found {truncation!r}).")
 
 
-def check_messages(messages: Any, where: str) -> None:
-    """Raise a DataError unless this is a list of messages with role and content."""
+def check_messages(messages: Any, where: str, *, may_have_parts: bool = False) -> None:
+    """Raise a DataError unless this is a list of messages with role and content.
+
+    Args:
+        messages: to be looked at.
+        where: file, row and column.
+        may_have_parts: a content may be a list of texts and images.
+    """
     if not isinstance(messages, list) or not messages:
         raise DataError(f"{where} must be text or a list of messages (found {_shown(messages)}).")
     for i, message in enumerate(messages):
         if not isinstance(message, dict):
             raise DataError(f"{where}, message {i} must have role and content (found {_shown(message)}).")
+        if may_have_parts and isinstance(message.get("content"), list):
+            _check_parts(message["content"], f"{where}, message {i}")
+            message = {**message, "content": ""}
         for name in ("role", "content"):
             if not isinstance(message.get(name), str):
                 raise DataError(
                     f"{where}, message {i} must have a text {name!r} (found {_shown(message.get(name))})."
                 )
-    if not any(message["content"].strip() for message in messages):
+    if not any(_says_something(message["content"]) for message in messages):
         raise DataError(f"{where} must hold a message that says something (found {_shown(messages)}).")
+
+
+def _says_something(content: str | list[dict[str, Any]]) -> bool:
+    if isinstance(content, str):
+        return bool(content.strip())
+    return any(part["type"] == "image" or part["text"].strip() for part in content)
+
+
+def _check_parts(parts: list[Any], where: str) -> None:
+    for part in parts:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "text" and isinstance(part.get("text"), str):
+            continue
+        if kind != "image" or any(value is not None for name, value in part.items() if name != "type"):
+            raise DataError(
+                f"{where} must have parts of the type text, with a text, or image, with nothing else: the "
+                f"images are in the column of data.image_key (found {_shown(part)})."
+            )
 
 
 def _cut(ids: list[int], limit: int, header: int, side: str) -> list[int]:

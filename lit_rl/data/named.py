@@ -37,6 +37,9 @@ class NamedRows(Rows):
         _, rows, row = self._place(index)
         return rows.where(row)
 
+    def column_names(self) -> set[str]:
+        return {VALIDATION_SET}.union(*(rows.column_names() for rows in self._rows))
+
     def fingerprint(self) -> str:
         return ", ".join(
             f"{name} {rows.fingerprint()}" for name, rows in zip(self._names, self._rows, strict=True)

@@ -72,6 +72,10 @@ class Rows(ABC):
         """File and row number (from 0, within the file) of a row."""
 
     @abstractmethod
+    def column_names(self) -> set[str]:
+        """Columns that some row has, those included that are not handed out."""
+
+    @abstractmethod
     def fingerprint(self) -> str:
         """A short hash that other rows do not have, wherever they lie; reads next to nothing."""
 
@@ -140,6 +144,7 @@ class ParquetRows(Rows):
         named = [(file, file) if isinstance(file, str) else file for file in files]
         self._files = [file for file, _ in named]
         self._names: dict[str, str] = {}  # of the files that are read, for messages
+        self._column_names: set[str] = set()
         self._required = list(required)
         self._columns = self._required if only_required else None
         self._groups: list[tuple[str, int, int]] = []  # file, number of the row group, first row of the file
@@ -156,6 +161,7 @@ class ParquetRows(Rows):
     def _add(self, file: str, name: str) -> None:
         with _opened(file, name) as parquet:
             names = parquet.schema_arrow.names
+            self._column_names.update(names)
             for column in self._required:
                 if column not in names:
                     raise DataError(f"{name} has no column {column!r}; it has {', '.join(names)}.")
@@ -191,6 +197,9 @@ class ParquetRows(Rows):
     def where(self, index: int) -> str:
         file, _, first = self._groups[self._group(index)]
         return f"{self._names[file]}, row {index - first}"
+
+    def column_names(self) -> set[str]:
+        return set(self._column_names)
 
     def fingerprint(self) -> str:
         return _short_hash([_footer(file) for file in dict.fromkeys(self._files)])
@@ -260,6 +269,11 @@ class MemoryRows(Rows):
 
     def where(self, index: int) -> str:
         return f"{self._key}, row {index}"
+
+    def column_names(self) -> set[str]:
+        """Of a list those of all rows, of another table those of its first row."""
+        rows = self._table if isinstance(self._table, list) else [self._table[0]]
+        return {name for row in rows if isinstance(row, dict) for name in row}
 
     def fingerprint(self) -> str:
         ends = {0, len(self) // 2, len(self) - 1}

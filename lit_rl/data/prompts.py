@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,10 +12,12 @@ from lit_rl.batch import RolloutBatch, padded
 from lit_rl.data.base import Collate, RowDataModule, ValidationSource, columns_of
 from lit_rl.data.chat import Chat, Messages, as_messages, check_length_policy, plain_text
 from lit_rl.data.custom import CustomClass
+from lit_rl.data.image_chat import ImageChat, load_processor
 from lit_rl.data.loader import LoaderOptions
 from lit_rl.data.mix import ColumnOrders, blocks_by_source, check_weights, curriculum_values
 from lit_rl.data.order import Order
 from lit_rl.data.parquet import CACHE_DIR, Block, Rows, RowSource, local_files, paths_of
+from lit_rl.data.reader import PromptReader
 from lit_rl.data.scan import BAD_ROW, Judge
 from lit_rl.errors import ConfigError, DataError
 
@@ -47,8 +50,8 @@ class PromptDataModule(RowDataModule):
         data_source_key: column that names the source.
         reward_model_key: column with the reference answer.
         privileged_context_key: column with static feedback.
-        image_key: column with images, which are refused: no vision-language model is supported. null: the
-            column is one like the others.
+        image_key: column with images for a vision-language model: one, or a list of as many as the prompt
+            has places for. null: the column is one like the others.
         source_weights: share of each source in the mix, by the name in the column `data_source_key`; 0 leaves
             one out. null takes every row once per epoch.
         curriculum_key: column of numbers by which rows come in ascending order in each epoch; null: in none.
@@ -138,23 +141,37 @@ class PromptDataModule(RowDataModule):
             check_weights(source_weights)
         self._column_orders: ColumnOrders | None = None
 
+    def num_rows(self) -> dict[str, int]:
+        """See `RowDataModule.num_rows`.
+
+        Raises:
+            ConfigError: also where the rows hold images and the tokenizer is of a model of text.
+        """
+        if self.has_images:
+            _ = self.chat
+        return super().num_rows()
+
     def setup(self, stage: str | None = None) -> None:
         """See `RowDataModule.setup`.
 
         Raises:
-            ConfigError: the rows hold images; or sources cannot be mixed as asked.
+            ConfigError: sources cannot be mixed as asked.
         """
         super().setup(stage)
-        if "train" in self._used and self.image_key in self.column_names():
-            raise ConfigError(
-                f"data.image_key (found {self.image_key!r}) is a column of the data, and images need a "
-                "vision-language model, which is not supported; set data.image_key=null to train on the text "
-                "alone."
-            )
         if self._is_ordered_by_column and "train" in self._used and self._column_orders is None:
             self._column_orders = self._read_columns(self._used["train"])
             self._column_orders.check(self.train_batch_size)
             self._used["train"] = self._column_orders.blocks
+
+    @cached_property
+    def has_images(self) -> bool:  # type: ignore[override]
+        """Whether a file of the run has the column of images."""
+        files = {"train": self.train_files, "val": self.val_files}
+        return self.image_key is not None and any(
+            self.image_key in self._open(split, [self.prompt_key], only_required=False).column_names()
+            for split, given in files.items()
+            if given is not None
+        )
 
     @property
     def _is_ordered_by_column(self) -> bool:
@@ -179,16 +196,23 @@ class PromptDataModule(RowDataModule):
         weights = None if self.source_weights is None else dict(self.source_weights)
         return {"data.source_weights": weights, "data.curriculum_key": self.curriculum_key}
 
-    def _new_chat(self, tokenizer: PreTrainedTokenizerBase) -> Chat:
-        return Chat(
-            tokenizer,
-            chat_template_kwargs=self.chat_template_kwargs,
-            max_prompt_length=self.max_prompt_length,
-            truncation=self.truncation,
-        )
+    def _new_chat(self) -> Chat:
+        settings: dict[str, Any] = {
+            "chat_template_kwargs": self.chat_template_kwargs,
+            "max_prompt_length": self.max_prompt_length,
+            "truncation": self.truncation,
+        }
+        if not self.has_images:
+            return Chat(self._loaded_tokenizer, **settings)
+        processor = load_processor(self._tokenizer, trust_remote_code=self.trust_remote_code)
+        return ImageChat(processor, **settings)
 
     def _columns(self) -> tuple[list[str], bool]:
-        return [self.prompt_key], self.remove_unused_columns
+        images = [str(self.image_key)] if self.remove_unused_columns and self.has_images else []
+        return [self.prompt_key, *images], self.remove_unused_columns
+
+    def _reader(self) -> PromptReader:
+        return PromptReader(self.chat, self.prompt_key, self.image_key if self.has_images else None)
 
     def _judge(self) -> Judge | None:
         is_decided = self.max_prompt_length is not None and (
@@ -197,14 +221,13 @@ class PromptDataModule(RowDataModule):
         if not is_decided and self.on_bad_row == "error":
             return None
         return PromptJudge(
-            self.chat,
-            self.prompt_key,
+            self._reader(),
             drop_overlong=self.filter_overlong_prompts,
             skip_bad=self.on_bad_row == "skip",
         )
 
     def _collate(self, rows: Rows) -> Collate:
-        return PromptCollate(rows, self.chat, self.prompt_key, self.renderings)
+        return PromptCollate(rows, self._reader(), self.renderings)
 
     def column_names(self) -> list[str]:
         """Columns of the training rows that are handed to the rewards.
@@ -223,7 +246,7 @@ class PromptDataModule(RowDataModule):
         if self.custom_cls.path is None or paths is None:
             return source
         files = [file for file, _ in local_files(paths, key, self.cache_dir)]
-        return self.custom_cls.dataset(files, lambda: self.chat.tokenizer)
+        return self.custom_cls.dataset(files, lambda: self._loaded_tokenizer)
 
 
 @dataclass(frozen=True)
@@ -231,30 +254,27 @@ class PromptJudge:
     """Leaves out prompts that are too long or unusable, by the rendering that generation uses.
 
     Args:
-        chat: renders.
-        prompt_key: column of the prompt.
+        read: reads a row.
         drop_overlong: leave out prompts above the limit.
         skip_bad: leave out rows without a usable prompt; False raises.
     """
 
-    chat: Chat
-    prompt_key: str
+    read: PromptReader
     drop_overlong: bool
     skip_bad: bool
 
     def __call__(self, row: dict[str, Any], where: str) -> str | None:
         """Why the row is left out; None when it stays."""
-        prompt, where = row[self.prompt_key], f"{where}, column {self.prompt_key!r}"
         try:
-            ids = self.chat.rendered(prompt, where)
+            found = self.read.whole(row, where)
         except DataError:
             if not self.skip_bad:
                 raise
             return BAD_ROW
-        limit = self.chat.max_prompt_length
-        if self.drop_overlong and limit is not None and len(ids) > limit:
+        limit = self.read.chat.max_prompt_length
+        if self.drop_overlong and limit is not None and len(found.ids) > limit:
             return f"a prompt longer than data.max_prompt_length={limit}"
-        self.chat.cut(ids, prompt, where)
+        self.read.limited(found, row, where)
         return None
 
 
@@ -264,27 +284,26 @@ class PromptCollate:
 
     Args:
         rows: read from here.
-        chat: renders and cuts.
-        prompt_key: column of the prompt.
+        read: reads the prompt of one.
         renderings: of RENDERINGS, those that become columns.
     """
 
     rows: Rows
-    chat: Chat
-    prompt_key: str
+    read: PromptReader
     renderings: Sequence[str] = ()
 
     def __call__(self, indices: Sequence[int]) -> RolloutBatch:
         rows = [self.rows[i] for i in indices]
-        ids = [
-            self.chat.prompt_ids(row[self.prompt_key], f"{self.rows.where(i)}, column {self.prompt_key!r}")
-            for i, row in zip(indices, rows, strict=True)
-        ]
-        prompt_ids, prompt_len = padded(ids, "left", self.chat.pad_token_id)
+        found = [self.read(row, self.rows.where(i)) for i, row in zip(indices, rows, strict=True)]
+        chat, key = self.read.chat, self.read.prompt_key
+        prompt_ids, prompt_len = padded([prompt.ids for prompt in found], "left", chat.pad_token_id)
         columns = columns_of(rows)
         for name in self.renderings:
-            columns[name] = [RENDERINGS[name](self.chat, row[self.prompt_key]) for row in rows]
-        return RolloutBatch(prompt_ids, prompt_len, torch.tensor(list(indices)), columns=columns)
+            columns[name] = [RENDERINGS[name](chat, row[key]) for row in rows]
+        images = None if self.read.image_key is None else [prompt.images for prompt in found]
+        return RolloutBatch(
+            prompt_ids, prompt_len, torch.tensor(list(indices)), columns=columns, images=images
+        )
 
 
 RENDERINGS: dict[str, Callable[[Chat, str | Messages], Any]] = {

@@ -90,8 +90,8 @@ class SFTDataModule(RowDataModule):
             raise ConfigError(f"data.max_length must be null or >= 2 (found {max_length!r}).")
         self.messages_key, self.max_length = messages_key, max_length
 
-    def _new_chat(self, tokenizer: PreTrainedTokenizerBase) -> Chat:
-        return Chat(tokenizer, chat_template_kwargs=self.chat_template_kwargs)
+    def _new_chat(self) -> Chat:
+        return Chat(self._loaded_tokenizer, chat_template_kwargs=self.chat_template_kwargs)
 
     def _columns(self) -> tuple[list[str], bool]:
         return [self.messages_key], False

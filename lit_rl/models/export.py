@@ -14,7 +14,9 @@ from lit_rl.models.load import end_token_ids
 from lit_rl.models.weights import dense_copy, has_adapters
 
 
-def save_hf(policy: nn.Module, tokenizer: Any, folder: str | Path, *, merge: bool = True) -> None:
+def save_hf(
+    policy: nn.Module, tokenizer: Any, folder: str | Path, *, merge: bool = True, processor: Any = None
+) -> None:
     """Write weights (safetensors), configuration, tokenizer with chat template, and end ids.
 
     The generation configuration holds the special ids alone: sampling settings of a run are not the model's.
@@ -25,6 +27,7 @@ def save_hf(policy: nn.Module, tokenizer: Any, folder: str | Path, *, merge: boo
         tokenizer: its tokenizer.
         folder: created when missing.
         merge: with adapters: add them to the weights; false writes the adapter alone.
+        processor: of a vision-language model, written with the tokenizer in it.
     """
     if has_adapters(policy) and not merge:
         policy.save_pretrained(str(folder))  # type: ignore[operator]
@@ -37,7 +40,7 @@ def save_hf(policy: nn.Module, tokenizer: Any, folder: str | Path, *, merge: boo
         pad_token_id=tokenizer.pad_token_id,
     )
     special_ids.save_pretrained(str(folder))
-    tokenizer.save_pretrained(str(folder))
+    (processor or tokenizer).save_pretrained(str(folder))
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from lit_rl.errors import ConfigError
+from lit_rl.models.families import is_vision_language
 from lit_rl.models.flat_attention import SHARED, UNPADDED, set_layout_
 from lit_rl.models.fused import fuse_
 from lit_rl.models.score import Rows, completion_hidden
@@ -160,6 +161,8 @@ def lay_out_(model: nn.Module, layout: str) -> str | None:
     Returns:
         None, or why this model cannot.
     """
+    if is_vision_language(base_of(model).config):
+        return f"{type(base_of(model)).__name__} reads images, whose places flat rows do not keep"
     if layout == SHARED and any(_dropouts(model)):
         return "dropout is on, and rows would share its noise"
     if base_of(model).device.type == "meta":  # no numbers to compare
@@ -194,8 +197,8 @@ def _sample_rows(vocabulary: int, device: torch.device) -> Rows:
     prompts = torch.arange(1, 13).remainder(vocabulary).expand(5, -1).clone()
     prompts[3:] = prompts[3:].flip(1)
     completions = torch.arange(5, 30).mul(7).remainder(vocabulary).view(5, 5)
-    lengths = (torch.tensor([12, 12, 12, 9, 9]), completions, torch.tensor([5, 1, 3, 2, 4]))
-    return Rows(prompts.to(device), *(tensor.to(device) for tensor in lengths))
+    lengths = torch.tensor([12, 12, 12, 9, 9])
+    return Rows(prompts, lengths, completions, torch.tensor([5, 1, 3, 2, 4])).to(device)
 
 
 def _dropouts(model: nn.Module) -> Iterator[float]:

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
 from lit_rl.errors import ConfigError
+from lit_rl.models.families import auto_class
 from lit_rl.models.kernels import DROPOUT_NAMES, Kernels
 from lit_rl.models.lora import LoRA, with_adapters, with_trained_adapter
 from lit_rl.models.offload import offload_activations_
@@ -40,7 +41,7 @@ def load_policy(
     fsdp_config: Sharding | None = None,
     ulysses_sequence_parallel_size: int = 1,
 ) -> nn.Module:
-    """A causal language model ready to train: a Hugging Face model, or a PEFT model around one.
+    """A language model ready to train, of text or of images and text, or a PEFT model around one.
 
     In train mode (gradient checkpointing works only there). Sampling settings that the checkpoint brings
     (temperature, top_k, repetition_penalty, ...) are dropped; its begin, end and padding ids stay. Inside
@@ -215,7 +216,7 @@ def _overwrite_(config: PreTrainedConfig, overrides: dict[str, Any], key: str) -
 def _read(files: ModelFiles, **arguments: Any) -> Any:
     if torch.get_default_device().type == "meta":
         return _skeleton(**arguments)
-    model = _reading(AutoModelForCausalLM.from_pretrained, files, **arguments)
+    model = _reading(auto_class(arguments["config"]).from_pretrained, files, **arguments)
     if files.gguf_file is not None:
         _forget_quantization_(model)
     return model
@@ -229,7 +230,7 @@ def _skeleton(
     trust_remote_code: bool,
     **_: Any,
 ) -> Any:
-    return AutoModelForCausalLM.from_config(
+    return auto_class(config).from_config(
         config,
         dtype=config.dtype if dtype == "auto" else dtype,
         attn_implementation=attn_implementation,

@@ -1,5 +1,6 @@
 """LoRA: the settings, and how adapters get onto a model. The only file that imports peft, when needed."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
@@ -7,6 +8,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from lit_rl.errors import ConfigError
+from lit_rl.models.families import is_vision_language, parts_beside_the_language
 from lit_rl.models.settings import check_names
 from lit_rl.models.weights import base_of, is_adapted
 
@@ -49,7 +51,7 @@ class LoRA:
         lora_alpha: scale of the adapters; divided by the rank.
         lora_dropout: dropout in front of the adapters, in [0, 1); needs model.disable_dropout=false.
         target_modules: names of the layers that get adapters, a list or separated by commas; "all-linear" is
-            every linear layer but the output head.
+            every linear layer but the output head, in a vision-language model those of its language alone.
         peft_kwargs: further entries of peft's LoraConfig.
 
     Raises:
@@ -132,7 +134,7 @@ def with_adapters(model: nn.Module, lora: LoRA) -> Any:
         lora_alpha=lora.lora_alpha,
         lora_dropout=lora.lora_dropout,
         target_modules=lora.target_names,
-        **lora.peft_kwargs,
+        **{**_left_out(model, lora), **lora.peft_kwargs},
     )
     try:
         policy = get_peft_model(model, config)
@@ -140,6 +142,14 @@ def with_adapters(model: nn.Module, lora: LoRA) -> Any:
         raise ConfigError(f"model.lora cannot be put on this model (found {lora!r}): {error}") from error
     _check_tied(policy)
     return policy
+
+
+def _left_out(model: Any, lora: LoRA) -> dict[str, str]:
+    """What "all-linear" leaves out, as peft's pattern: through what a vision-language model sees."""
+    if lora.target_names != "all-linear" or not is_vision_language(model.config):
+        return {}
+    names = "|".join(re.escape(name) for name in parts_beside_the_language(model))
+    return {"exclude_modules": rf"({names})(\..*)?"}
 
 
 def with_trained_adapter(model: nn.Module, folder: str) -> Any:

@@ -115,7 +115,7 @@ def check_packing(model: nn.Module) -> None:
     was_training = [module for module in base.modules() if module.training]
     base.eval()
     try:
-        apart = completion_hidden(model, Rows(*(x.to(base.device) for x in rows)))
+        apart = completion_hidden(model, rows.to(base.device))
         together = laid_out_hidden(model, rows, packed(rows))
     finally:
         for module in was_training:

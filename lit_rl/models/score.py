@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from lit_rl.batch import RolloutBatch, length_mask
 from lit_rl.errors import ConfigError
 from lit_rl.functional.logps import Head, logits, token_logps
+from lit_rl.images import RowImages, has_images, image_inputs, inputs_for, plain_text
 from lit_rl.models.flat_attention import flat_pass, flat_rows_of
 from lit_rl.models.sharding import is_sharded, ready_
 from lit_rl.models.weights import base_of, effective_weight
@@ -27,18 +28,25 @@ class Rows(NamedTuple):
         prompt_len: (B,) long, at least 1 where there is a completion.
         completion_ids: (B, T) long, right-padded.
         completion_len: (B,) long.
+        images: B times those of the prompt, or None.
     """
 
     prompt_ids: Tensor
     prompt_len: Tensor
     completion_ids: Tensor
     completion_len: Tensor
+    images: RowImages | None = None
+
+    def to(self, device: torch.device | str) -> "Rows":
+        """Ids and lengths on the device; images go there piece by piece."""
+        ids, lengths, completions, counts, images = self
+        return Rows(ids.to(device), lengths.to(device), completions.to(device), counts.to(device), images)
 
 
 def rows_of(batch: RolloutBatch) -> Rows:
     """The completions of a batch under its own prompts."""
     assert batch.completion_ids is not None and batch.completion_len is not None
-    return Rows(batch.prompt_ids, batch.prompt_len, batch.completion_ids, batch.completion_len)
+    return Rows(batch.prompt_ids, batch.prompt_len, batch.completion_ids, batch.completion_len, batch.images)
 
 
 class TokenScores(NamedTuple):
@@ -104,19 +112,33 @@ def completion_hidden(model: nn.Module, rows: Rows) -> Tensor:
         return weight.new_zeros(0, weight.shape[1])
     ready_(base_of(model))
     body, device = _body(model), base_of(model).device
-    flat = flat_rows_of(model, *rows)
+    flat = None if has_images(rows.images) else flat_rows_of(model, *rows[:4])
     if flat is not None:
         flat = flat.to(device)
         with flat_pass(flat) as inputs:
             hidden = body(**inputs, use_cache=False, return_dict=True).last_hidden_state
         return hidden[0].index_select(0, flat.predicts)
     ids = _left_edged(rows, width)
-    hidden = body(input_ids=ids.to(device), use_cache=False, return_dict=True).last_hidden_state
+    if has_images(rows.images):
+        hidden = _hidden_with_images(model, rows, ids.to(device))
+    else:
+        hidden = body(input_ids=ids.to(device), use_cache=False, return_dict=True).last_hidden_state
     steps = torch.arange(rows.completion_ids.shape[1], device=ids.device)
     is_token = steps < rows.completion_len[:, None]  # (B, T)
     starts = torch.arange(len(ids), device=ids.device) * width + rows.prompt_len - 1
     positions = (starts[:, None] + steps)[is_token]  # (N,)
     return hidden.flatten(0, 1).index_select(0, positions.to(device))
+
+
+def _hidden_with_images(model: nn.Module, rows: Rows, ids: Tensor) -> Tensor:
+    """(B, L, H) last hidden states of left-edged rows; the padding behind them is no image's place."""
+    base, width = base_of(model), ids.shape[1]
+    inputs = image_inputs(rows.images, rows.prompt_len, width, side="right")
+    is_written = torch.arange(width, device=ids.device) >= rows.prompt_len.to(ids.device)[:, None]
+    with plain_text(base, ids, is_written) as read:
+        return (
+            _body(model)(input_ids=read, **inputs_for(base, inputs), use_cache=False, return_dict=True)
+        ).last_hidden_state
 
 
 def head_of(model: nn.Module) -> Head:

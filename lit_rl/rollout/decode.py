@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_rl.batch import length_mask
+from lit_rl.images import RowImages, image_inputs
 from lit_rl.rollout.ends import StopStrings
 from lit_rl.rollout.next_token import NextToken
 from lit_rl.rollout.processors import Draw
@@ -52,6 +53,7 @@ class _Page:
         logps: (B, T) float32.
         lengths: (B,) long, 0 until a row has ended.
         stopped: (B,) bool.
+        images: of the P prompts, or None.
     """
 
     prompts: Tensor
@@ -62,6 +64,7 @@ class _Page:
     logps: Tensor
     lengths: Tensor
     stopped: Tensor
+    images: RowImages | None
 
     @property
     def width(self) -> int:
@@ -166,6 +169,7 @@ class Writer:
         prompt_len: Tensor,
         prompt_of: Tensor,
         numbers: Tensor | None,
+        images: RowImages | None = None,
     ) -> Written:
         """Write one completion per row.
 
@@ -175,6 +179,7 @@ class Writer:
             prompt_len: (P,) long.
             prompt_of: (B,) long, ascending. The prompt of each row.
             numbers: (B, T) float64, the noise; None when greedy.
+            images: of the P prompts; None for data without images.
         """
         rows, width, device = len(prompt_of), prompt_ids.shape[1], prompt_ids.device
         prompts = prompt_ids.masked_fill(~length_mask(prompt_len, width).flip(-1), -1)
@@ -187,6 +192,7 @@ class Writer:
             logps=torch.zeros(rows, self._max_tokens, device=device),
             lengths=torch.zeros(rows, dtype=torch.long, device=device),
             stopped=torch.zeros(rows, dtype=torch.bool, device=device),
+            images=images,
         )
         with next_token.reading(width + self._max_tokens):
             self._fill(page, next_token)
@@ -228,7 +234,11 @@ class Writer:
         ids = ids[:, page.width - int((ids >= 0).sum(-1).max()) :]
         mask = ids >= 0
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
-        logits = next_token.join(ids.clamp(min=0), positions, mask, prompt_of)
+        images = None
+        if page.images is not None:
+            own = [page.images[i] for i in prompts.tolist()]
+            images = image_inputs(own, mask.sum(-1), ids.shape[1], side="left")
+        logits = next_token.join(ids.clamp(min=0), positions, mask, prompt_of, images)
         batch.join(rows, mask[prompt_of])
         return logits
 

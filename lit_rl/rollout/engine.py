@@ -18,6 +18,8 @@ class RolloutEngine(ABC):
     """Version of the weights the engine holds; -1 before the first sync."""
     writes_with_policy: bool = False
     """Whether it reads the policy's own weights while it writes; known after `bind`."""
+    reads_images: bool = False
+    """Whether prompts may hold images."""
 
     @abstractmethod
     def bind(

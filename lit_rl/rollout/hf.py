@@ -25,7 +25,7 @@ _DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
 
 class HFEngine(RolloutEngine):
-    """Writes with a transformers causal LM, on any device, without a server.
+    """Writes with a transformers model, of text or of images and text, on any device, without a server.
 
     The model's own generation defaults are never read. A completion depends on the weights, its prompt, the
     sampling settings and (seed, step, prompt row, generation index), and on nothing else: rows beside it in
@@ -44,6 +44,8 @@ class HFEngine(RolloutEngine):
     Raises:
         ConfigError: a value is none of these.
     """
+
+    reads_images = True
 
     def __init__(
         self,
@@ -197,6 +199,7 @@ class HFEngine(RolloutEngine):
             prompts.prompt_len.to(device),
             torch.arange(len(prompts), device=device).repeat_interleave(num_generations),
             None if noise is None else noise.to(device),
+            prompts.images,
         )
 
     def _filled(self, rows: RolloutBatch, written: Written) -> RolloutBatch:

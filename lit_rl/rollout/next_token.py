@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from lit_rl.errors import ConfigError
+from lit_rl.images import ImageTensors, inputs_for
 from lit_rl.rollout.cache import RoomyLayer, decoding_cache, rows_in, storage_bytes
 
 
@@ -44,6 +45,7 @@ class NextToken:
         self._max_length = max_length
         self._cache = self._empty()
         self._mask_width = max_length if self._implementation == "static" else 0
+        self._shift: Tensor | None = None  # (B, 1) of positions behind images
         try:
             yield
         finally:
@@ -58,7 +60,14 @@ class NextToken:
         """Whether rows can begin beside others that have gone on already."""
         return all(isinstance(layer, RoomyLayer) for layer in self._cache.layers)
 
-    def join(self, ids: Tensor, positions: Tensor, mask: Tensor, prompt_of: Tensor) -> Tensor:
+    def join(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        mask: Tensor,
+        prompt_of: Tensor,
+        images: ImageTensors | None = None,
+    ) -> Tensor:
         """Read prompts for rows that begin: (N, V) logits.
 
         They stand below the rows that the cache holds, which needs `can_join`, and end in the same column.
@@ -68,30 +77,56 @@ class NextToken:
             positions: (P, S) long.
             mask: (P, S) bool, false at padding.
             prompt_of: (N,) long. The prompt of each row.
+            images: of the prompts, possibly none; None for data without images.
         """
         held, self._cache = self._cache, self._empty()
-        logits = self(ids, positions, mask)[prompt_of]
+        held_shift, self._shift = self._shift, None
+        if images is None:
+            logits = self(ids, positions, mask)[prompt_of]
+        else:
+            logits = self._read(ids, positions, mask, images)[prompt_of]
         self.keep(prompt_of)
         if rows_in(held):
+            if held_shift is not None and self._shift is not None:
+                self._shift = torch.cat([held_shift, self._shift])
             for above, below in zip(held.layers, self._cache.layers, strict=True):
                 above.join(below)  # type: ignore[union-attr]
             self._cache = held
         return logits
 
-    def __call__(self, ids: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+    def __call__(
+        self, ids: Tensor, positions: Tensor, mask: Tensor, seen: ImageTensors | None = None
+    ) -> Tensor:
         """Read tokens: (B, V) logits after the last one.
 
         Args:
             ids: (B, n) long.
             positions: (B, n) long.
             mask: (B, tokens read before + n) bool, false at padding.
+            seen: beside them, as the model takes it.
         """
-        inputs: dict[str, Any] = {self._cache_name: self._cache}
+        inputs: dict[str, Any] = {self._cache_name: self._cache, **(seen or {})}
         if self._takes_positions:
-            inputs["position_ids"] = positions
+            inputs["position_ids"] = positions if self._shift is None else positions + self._shift
         return self._model(
             input_ids=ids, attention_mask=self._fitting(mask, ids.shape[1]), **inputs, **self._fixed
         ).logits[:, -1]
+
+    def _read(self, ids: Tensor, positions: Tensor, mask: Tensor, images: ImageTensors) -> Tensor:
+        """As `__call__`, for prompts with images.
+
+        A model that counts positions through images in its own way (multimodal rotary embeddings) does so
+        here; what is read later is shifted by as much as it leaves behind.
+        """
+        inner: Any = getattr(self._model, "model", None)
+        seen = inputs_for(self._model, images)
+        if not images or not hasattr(inner, "get_rope_index"):
+            self._shift = torch.zeros_like(ids[:, :1])
+            return self(ids, positions, mask, seen)
+        inputs: dict[str, Any] = {**seen, self._cache_name: self._cache}
+        out = self._model(input_ids=ids, attention_mask=mask.long(), **inputs, **self._fixed)
+        self._shift = inner.rope_deltas.to(ids)
+        return out.logits[:, -1]
 
     def _fitting(self, mask: Tensor, new: int) -> Tensor | None:
         """The mask in the width that the kind of model wants."""
@@ -127,6 +162,8 @@ class NextToken:
     def keep(self, rows: Tensor) -> None:
         """Go on with these rows of the cache, in this order; a row may come several times."""
         self._cache.reorder_cache(rows)  # type: ignore[arg-type]
+        if self._shift is not None:
+            self._shift = self._shift[rows]
 
 
 @contextmanager

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lit_rl.batch import RolloutBatch, length_mask, padded
+from lit_rl.images import image_inputs, inputs_for, plain_text
 
 
 class Scores(NamedTuple):
@@ -113,7 +115,11 @@ def model_scores(model: Any, rows: RolloutBatch, topk: int) -> Scores:
     device = next(model.parameters()).device
     ids, lengths = padded(sequences_of(rows), "right")
     exists = length_mask(lengths, ids.shape[1])
-    logits = model(input_ids=ids.to(device), attention_mask=exists.long().to(device), use_cache=False).logits
+    ids, exists = ids.to(device), exists.to(device)
+    seen = inputs_for(model, image_inputs(rows.images, rows.prompt_len, ids.shape[1], side="right"))
+    is_written = torch.arange(ids.shape[1], device=device) >= rows.prompt_len.to(device)[:, None]
+    with plain_text(model, ids, is_written) if seen else nullcontext(ids) as read:
+        logits = model(input_ids=read, attention_mask=exists.long(), use_cache=False, **seen).logits
     steps = torch.arange(rows.completion_ids.shape[1])
     before = (rows.prompt_len.cpu()[:, None] - 1 + steps).clamp(max=ids.shape[1] - 1).to(device)  # (B, T)
     every = logits.gather(1, before[..., None].expand(-1, -1, logits.shape[-1])).float().log_softmax(-1)

@@ -362,14 +362,6 @@ def test_settings_out_of_range_are_refused_in_the_constructor(settings: dict, wo
         PromptDataModule(**settings)
 
 
-def test_images_are_refused_rather_than_not_looked_at(prompt_rows: MakeRows) -> None:
-    rows = [{**row, "images": ["a.png"]} for row in prompt_rows(4)]
-    with pytest.raises(ConfigError, match=r"data\.image_key \(found 'images'\) is a column of the data"):
-        module(rows)
-    batch = next(iter(module(rows, image_key=None).train_dataloader()))
-    assert batch.columns["images"] == [["a.png"]] * 2
-
-
 def test_a_tokenizer_that_is_not_there_is_named() -> None:
     with pytest.raises(ConfigError, match=r"data\.tokenizer must .*\./nowhere"):
         PromptDataModule(tokenizer="./nowhere").setup("fit")

@@ -78,7 +78,7 @@ def test_liger_and_offload_are_refused_without_a_gpu() -> None:
 def test_offloaded_activations_give_the_same_gradients(device: str) -> None:
     plain, offloaded = load_policy().to(device), load_policy().to(device)
     offload_activations_(offloaded)
-    rows = Rows(*(tensor.to(device) for tensor in rows_of(*SIZES[0])))
+    rows = rows_of(*SIZES[0]).to(device)
     for found, wanted in zip(scored(offloaded, rows), scored(plain, rows), strict=True):
         assert torch.equal(found, wanted)
 

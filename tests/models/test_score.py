@@ -55,10 +55,10 @@ def test_padding_widths_batch_mates_and_row_order_do_not_matter(make):
     assert wide.shape[1] == reference.shape[1] + 9 and not wide[:, reference.shape[1] :].any()
     order = torch.tensor([2, 0, 3, 1])
     torch.testing.assert_close(
-        score(model, Rows(*(field[order] for field in rows))).logps, reference[order], atol=1e-10, rtol=0
+        score(model, Rows(*(field[order] for field in rows[:4]))).logps, reference[order], atol=1e-10, rtol=0
     )
     for b in range(len(PROMPTS)):
-        alone = score(model, Rows(*(field[b : b + 1] for field in rows))).logps
+        alone = score(model, Rows(*(field[b : b + 1] for field in rows[:4]))).logps
         torch.testing.assert_close(alone[0], reference[b], atol=1e-10, rtol=0)
 
 
@@ -84,7 +84,7 @@ def test_rows_without_completions_score_nothing_and_still_backward(llama):
     assert logps.shape == (2, 2) and not logps.any()
     logps.sum().backward()
     assert score(llama, make_rows((3,), (0,))).logps.shape == (1, 0)
-    empty = Rows(*(field[:0] for field in rows))
+    empty = Rows(*(field[:0] for field in rows[:4]))
     assert score(llama, empty).logps.shape == (0, 2)
 
 

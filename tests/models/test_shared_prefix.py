@@ -138,7 +138,7 @@ def test_order_and_cut_of_the_rows_do_not_matter():
     whole = score(model, rows).logps
     order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(0))
     for part in order.split(5):
-        cut = score(model, Rows(*(field[part] for field in rows))).logps
+        cut = score(model, Rows(*(field[part] for field in rows[:4]))).logps
         torch.testing.assert_close(cut, whole[part], atol=1e-10, rtol=0)
 
 
