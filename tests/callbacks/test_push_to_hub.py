@@ -47,7 +47,7 @@ def module(fake_module, tiny_policy, tmp_path):
             self.policy.requires_grad_(False)
             self.scale.requires_grad_(True).data.fill_(0)
             self.tokenizer = AutoTokenizer.from_pretrained(tiny_policy.config.name_or_path)
-            self.chat = type("Chat", (), {"tokenizer": self.tokenizer})
+            self.chat = type("Chat", (), {"tokenizer": self.tokenizer, "processor": None})
 
         @property
         def scale(self):

@@ -152,13 +152,13 @@ def test_each_prompt_and_each_token_that_predicts_another_passes_the_layers_once
 
 
 def test_a_prompt_s_keys_are_copied_per_bundle_and_a_bundle_wastes_at_most_half_the_prompt():
-    rows = flat_rows(*grouped((40,), (9,) * 8, 8))
+    rows = flat_rows(*grouped((40,), (9,) * 8, 8)[:4])
     assert rows.bundles.token.shape == (4, 16) and rows.prompts.token.shape == (1, 40)
-    assert flat_rows(*grouped((4,), (9,) * 8, 8)).bundles.token.shape == (8, 8)
+    assert flat_rows(*grouped((4,), (9,) * 8, 8)[:4]).bundles.token.shape == (8, 8)
 
 
 def test_rows_that_share_nothing_stay_in_the_plain_form():
-    assert flat_rows(*make_rows((5, 5, 5), (4, 4, 4))) is None
+    assert flat_rows(*make_rows((5, 5, 5), (4, 4, 4))[:4]) is None
 
 
 def test_outside_a_flat_pass_the_model_is_what_it_was():
