@@ -198,3 +198,11 @@ def tensor_parallel(settings: Settings) -> str | None:
             "of that size and use rollout=vllm_server."
         )
     return None
+
+
+def group_port(settings: Settings) -> str | None:
+    """Weights that travel as files need no port."""
+    key = "rollout.engine.weight_sync"
+    if settings.get(key) != "file":
+        return None
+    return settings.idle(["rollout.engine.group_port"], f"{key}=auto, nccl or gloo (found 'file')")

@@ -51,6 +51,7 @@ RULES: list[Rule] = [
     rollout.environment,
     rollout.adapters,
     rollout.tensor_parallel,
+    rollout.group_port,
     algorithm.gathering,
     algorithm.every_row_truncated,
     algorithm.supervised_only,

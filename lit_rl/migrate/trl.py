@@ -396,5 +396,4 @@ COMPUTED: dict[str, Computed] = {
     "GRPOTrainer.model": _model,
     "scale_rewards": _scaling,
     "use_teacher_server": _teacher_server,
-    "vllm_group_port": _note(DIFFERS, "so: weights travel through shared memory, there is no group."),
 }

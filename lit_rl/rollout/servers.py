@@ -36,12 +36,12 @@ class StaleWeights(RuntimeError):
 
 
 class ServerEngine(RolloutEngine):
-    """Writes and scores with one or several servers on this host.
+    """Writes and scores with one or several servers.
 
     Each completion is one request; the completions of a prompt go to one server, so that its prefix cache
     serves the group. A server that is lost is left out until it answers again, and its requests go to the
-    others. Weights travel through shared memory. Every answer names the version of the weights that computed
-    it, marked with this run: a server that was restarted, missed an update, or serves another run as well, is
+    others. Weights travel as the engine says. Every answer names the version of the weights that computed it,
+    marked with this run: a server that was restarted, missed an update, or serves another run as well, is
     brought up to date before its rows count.
 
     Args:
@@ -122,7 +122,15 @@ class ServerEngine(RolloutEngine):
 
     @abstractmethod
     def load(self, url: str, weights: str, label: str) -> None:
-        """Have a server take over the weights, forget what it computed with others, and take the label."""
+        """Have a server take over the weights, forget what it computed with others, and take the label.
+
+        Raises:
+            httpx.TransportError or ConnectionError: the server is lost, for now.
+        """
+
+    def how_weights_travel(self) -> str:
+        """For the settings that are printed once."""
+        return "weights by file"
 
     def check_room(self, url: str, max_tokens: int) -> None:
         """Refuse a server whose context is shorter than what this run can send it."""
@@ -182,9 +190,7 @@ class ServerEngine(RolloutEngine):
         own = self.write(named_tensors, Path(self._folder.name)) if rank() == 0 else None
         self._weights = gather_objects(own)[0]
         if rank() == 0:
-            self._lost = {url for url in self.servers if not self._is_updated(url, self.label_of(version))}
-            if len(self._lost) == len(self.servers):
-                raise ConnectionError(f"{_KEY}.base_url: none of {', '.join(self.servers)} took the weights.")
+            self._update_all(self.label_of(version))
         gather_objects(None)  # nobody asks before the servers have the weights
         self.policy_version = version
 
@@ -298,7 +304,8 @@ class ServerEngine(RolloutEngine):
             RuntimeError: it refuses.
         """
         response = self._http.post(url + route, json=body)
-        if response.status_code in _AWAY:
+        is_away = response.status_code in _AWAY
+        if is_away or (response.status_code == 500 and not self._is_healthy(url)):
             raise httpx.RemoteProtocolError(f"{url}{route} answered {response.status_code}")
         if response.status_code != 200:
             raise RuntimeError(
@@ -328,16 +335,31 @@ class ServerEngine(RolloutEngine):
         if found != {label}:
             raise StaleWeights(f"{url} computed with {sorted(found)} instead of {label}.")
 
-    def _is_updated(self, url: str, label: str) -> bool:
-        """Send the weights; False when the server does not answer."""
+    def _update_all(self, label: str) -> None:
+        """Send the weights to every server, and again until one has them or the time is up."""
+        deadline = time.monotonic() + self.server_timeout
+        while True:
+            why = [failure for url in self.servers if (failure := self._update(url, label))]
+            if len(why) < len(self.servers):
+                return
+            if time.monotonic() > deadline:
+                raise ConnectionError(
+                    f"{_KEY}.base_url: none of {', '.join(self.servers)} took the weights within "
+                    f"{self.server_timeout:g} s: {'; '.join(why)}"
+                )
+            time.sleep(0.5)
+
+    def _update(self, url: str, label: str) -> str:
+        """Send the weights; why the server is lost, or nothing."""
         assert self._weights is not None
         try:
             self.load(url, self._weights, label)
-        except httpx.TransportError as error:
+        except (httpx.TransportError, ConnectionError) as error:
             self._note_lost(url, error)
-            return False
+            return f"{type(error).__name__}: {error}"
         self._updates[url] += 1
-        return True
+        self._lost.discard(url)
+        return ""
 
     def _bring_up_to_date(self, url: str, seen: int) -> None:
         """Send the weights again, once for all requests that found them old.
@@ -348,7 +370,7 @@ class ServerEngine(RolloutEngine):
         """
         with self._update_lock:
             if self._updates[url] == seen:
-                self._is_updated(url, self.label_of(self.policy_version))
+                self._update(url, self.label_of(self.policy_version))
 
     def _is_healthy(self, url: str) -> bool:
         try:
@@ -360,12 +382,12 @@ class ServerEngine(RolloutEngine):
         if url not in self._lost:
             self._lost.add(url)
             rank_zero_warn(
-                f"the rollout server {url} is lost ({type(error).__name__}); the others take over."
+                f"the rollout server {url} is lost ({type(error).__name__}: {error}); the others take over."
             )
 
     def _announce(self, sampling: Sampling, settings: dict[str, Any]) -> None:
         """Say once what rollouts are drawn with, whatever the model's own defaults are."""
         ends = settings["stop_token_ids"]
-        text = f"rollout={self.choice} at {', '.join(self.servers)}; {sampling}; end ids {ends}"
+        where = f"rollout={self.choice} at {', '.join(self.servers)}; {self.how_weights_travel()}"
         if sampling.is_new_to(self._announced):
-            rank_zero_info(text)
+            rank_zero_info(f"{where}; {sampling}; end ids {ends}")

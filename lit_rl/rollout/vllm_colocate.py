@@ -16,6 +16,7 @@ from lit_rl.distributed import gather_objects, is_distributed, rank, world_size
 from lit_rl.errors import ConfigError
 from lit_rl.rollout.completions import Completion, filled
 from lit_rl.rollout.engine import RolloutEngine
+from lit_rl.rollout.leftovers import remove_leftovers
 from lit_rl.rollout.sampling import Sampling
 from lit_rl.rollout.scoring import Scores, reported, scores_of, sequences_of
 from lit_rl.rollout.vllm_adapter import AdapterFolder
@@ -159,6 +160,7 @@ class VLLMColocate(RolloutEngine):
             self._folder = tempfile.TemporaryDirectory(prefix="lit_rl_adapter_")
             self._adapter = AdapterFolder(policy, Path(self._folder.name))
         self._names, self.policy_version, self._had_group = [], -1, is_distributed()
+        remove_leftovers()
         with tempfile.TemporaryDirectory(prefix="lit_rl_vllm_") as folder, trainer_left_as_it_was():
             if self.load_format == "auto":
                 own = {n: t for n, t in base.state_dict().items() if ".lora_" not in n}

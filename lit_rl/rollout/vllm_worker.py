@@ -1,9 +1,13 @@
 """What lit_rl adds to a vLLM worker: taking over the policy's weights. Imported inside the worker only."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+
+from lit_rl.rollout import weight_group
+from lit_rl.rollout.weight_group import Report
 
 
 class WeightUpdate:
@@ -11,11 +15,17 @@ class WeightUpdate:
 
     vLLM packs weights on load and joins q, k, v and gate, up. So every update goes through its layerwise
     reload and brings all weights of the model.
+
+    vLLM's own weight transfer engines are not used: their update is four calls with a state between them, has
+    no time limit, and raises where one of several workers fails, which leaves the answers of the others in
+    the queue, to be taken for those of the next call.
     """
 
     model_runner: Any
     model_config: Any
     vllm_config: Any
+    device: Any
+    rank: int
 
     def update_policy(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Load these weights.
@@ -41,8 +51,36 @@ class WeightUpdate:
                 # On a CPU a tied head keeps a packed copy of its own, which a reload leaves as it was.
                 head.quant_method.process_weights_after_loading(head)
 
-    def update_policy_from_file(self, path: str) -> None:
+    def describe_worker(self, file: str, text: str) -> dict[str, Any]:
+        """What decides how weights travel.
+
+        Args:
+            file: that the trainer has written.
+            text: what it has written into it.
+        """
+        path = Path(file)
+        return {
+            "device": self.device.type,
+            "shares_files": path.is_file() and path.read_text() == text,
+            "engines": self.vllm_config.parallel_config.data_parallel_size,
+        }
+
+    def update_policy_from_file(self, path: str) -> Report:
         """Load the weights of a safetensors file; the form that an HTTP call can ask for."""
         from safetensors.torch import load_file
 
-        self.update_policy(load_file(path).items())
+        return self._reported(lambda: load_file(path).items())
+
+    def update_policy_from_group(self, meeting: str) -> Report:
+        """Load the weights that the trainer sends to the workers of this server."""
+        return self._reported(lambda: weight_group.received(meeting, self.rank))
+
+    def _reported(self, weights: Any) -> Report:
+        """Load, and say what went wrong instead of raising it; see the class."""
+        try:
+            self.update_policy(weights())
+        except ConnectionError as error:
+            return {"lost": str(error)}
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+        return {}

@@ -75,6 +75,10 @@ CASES = [
         f"{SERVED} algo.distillation.distillation_mode=full_logits",
         ["use_teacher_server", "distillation_mode sampled_token or topk_logits"],
     ),
+    (
+        "algo=grpo rollout=vllm_server rollout.engine.weight_sync=file rollout.engine.group_port=51217",
+        ["rollout.engine.group_port (found 51217)", "weight_sync=auto, nccl or gloo (found 'file')"],
+    ),
     (f"{SERVED} rollout=hf", ["use_teacher_server", "rollout=vllm_server (found 'hf')"]),
     (f"{SERVED} rollout=sglang", ["use_teacher_server", "rollout=vllm_server (found 'sglang')"]),
 ]

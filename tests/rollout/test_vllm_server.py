@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -41,8 +41,8 @@ def free_port() -> int:
 class Server:
     """A server process on a port that stays the same over restarts."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.port = folder, free_port()
+    def __init__(self, folder: Path, before: Sequence[str] = (), after: Sequence[str] = ()) -> None:
+        self.folder, self.port, self.before, self.after = folder, free_port(), before, after
         self.url = f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
@@ -50,7 +50,7 @@ class Server:
         rest = ["--skip-tokenizer-init", "--max-model-len", "128", "--max-num-seqs", "64"]
         log = (self.folder / "server.log").open("ab")
         self.process = subprocess.Popen(
-            command(str(self.folder), self.port, "float32", rest),
+            [*self.before, *command(str(self.folder), self.port, "float32", [*rest, *self.after])],
             env=environment,
             stdout=log,
             stderr=log,
@@ -92,9 +92,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.mark.vllm
-def test_a_server_writes_with_what_was_synced_last(server: Server) -> None:
+@pytest.mark.parametrize("way", ["file", "gloo"])
+def test_a_server_writes_with_what_was_synced_last(server: Server, way: str) -> None:
     model = llama(seed=5, **SHAPE)
-    engine = bound_to([server.url], model)
+    engine = bound_to([server.url], model, weight_sync=way, group_port=free_port())
     for version in range(1, 3):
         perturbed(model, version)
         engine.sync_weights(named_base_tensors(model), version)
@@ -135,15 +136,18 @@ def test_a_context_that_is_too_short_is_refused(server: Server) -> None:
 def test_a_server_that_was_lost_comes_back_with_the_current_weights(server: Server) -> None:
     """It restarts with the weights of its folder; no completion of theirs may count."""
     model = perturbed(llama(seed=6, **SHAPE), 3)
-    engine = bound_to([server.url], model, server_timeout=300.0)
-    engine.sync_weights(named_base_tensors(model), 7)
+    ways = {"group_port": free_port(), "server_timeout": 300.0}
+    engines = [bound_to([server.url], model, weight_sync=way, **ways) for way in ("file", "gloo")]
+    for engine in engines:
+        engine.sync_weights(named_base_tensors(model), 7)
     server.kill()
     server.start()
     with pytest.warns(UserWarning, match="is lost"):
-        greedy = generate(engine, PROMPTS, temperature=0.0, ignore_eos=True)
-    assert completions(greedy) == completions(_by_transformers(model))
-    assert greedy.policy_version.unique().tolist() == [7]
-    engine.close()
+        rows = [generate(engine, PROMPTS, temperature=0.0, ignore_eos=True) for engine in engines]
+    for engine, greedy in zip(engines, rows, strict=True):
+        assert completions(greedy) == completions(_by_transformers(model))
+        assert greedy.policy_version.unique().tolist() == [7]
+        engine.close()
 
 
 def test_no_server_is_a_connection_error_that_names_the_address() -> None:
