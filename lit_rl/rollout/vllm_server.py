@@ -117,10 +117,10 @@ class VLLMServer(ServerEngine):
     def load(self, url: str, weights: str, label: str) -> None:
         # What a transfer that breaks off leaves is neither version; its answers must not count.
         self.post(url, "/update_weight_version", {"new_version": f"{label} incomplete"})
-        workers = self._call(url, "describe_worker", str(Path(weights).with_name(_PROBE)), self._run)
+        workers = self.ask_workers(url, "describe_worker", str(Path(weights).with_name(_PROBE)), self._run)
         way = self.ways[url] = self._way(url, workers)
         if way == "file":
-            reports = self._call(url, "update_policy_from_file", weights)
+            reports = self.ask_workers(url, "update_policy_from_file", weights)
         else:
             reports = self._by_group(url, weights, len(workers), way)
         for report in reports:
@@ -131,7 +131,7 @@ class VLLMServer(ServerEngine):
         self.post(url, "/reset_prefix_cache", {})
         self.post(url, "/update_weight_version", {"new_version": label})
 
-    def _call(self, url: str, method: str, *arguments: str) -> list[dict[str, Any]]:
+    def ask_workers(self, url: str, method: str, *arguments: str) -> list[dict[str, Any]]:
         """What each worker of a server answers."""
         body = {"method": method, "args": arguments}
         return list(self.post(url, "/collective_rpc", body)["results"])
@@ -143,11 +143,9 @@ class VLLMServer(ServerEngine):
             ConfigError: not as `weight_sync` says.
         """
         has_gpus = torch.cuda.is_available() and all(worker["device"] == "cuda" for worker in workers)
-        engines = workers[0]["engines"]
+        sees_files, engines = all(worker["shares_files"] for worker in workers), workers[0]["engines"]
         obstacles = {
-            "file": ""
-            if all(worker["shares_files"] for worker in workers)
-            else "it does not see these files",
+            "file": "" if sees_files else "it does not see this host's files",
             "nccl": "" if has_gpus else "trainer and server are not both on CUDA",
             "gloo": "",
         }
@@ -168,7 +166,7 @@ class VLLMServer(ServerEngine):
         address = httpx.URL(url)
         return weight_group.send(
             load_file(weights),
-            partial(self._call, url, "update_policy_from_group"),
+            partial(self.ask_workers, url, "update_policy_from_group"),
             server=(address.host, address.port or (443 if address.scheme == "https" else 80)),
             port=self.group_port,
             workers=workers,

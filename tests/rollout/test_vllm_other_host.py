@@ -11,6 +11,8 @@ import time
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +21,8 @@ from torch import nn
 
 from lit_rl.errors import ConfigError
 from lit_rl.models.roles import named_base_tensors
+from lit_rl.rollout.vllm_server import written
+from lit_rl.rollout.weight_group import send
 
 from .test_vllm import PROMPTS, SHAPE, _by_transformers, perturbed
 from .test_vllm_server import Server, bound_to, free_port
@@ -29,7 +33,8 @@ pytestmark = pytest.mark.vllm
 OWN_MEMORY = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh"]
 
 
-def is_permitted() -> bool:
+@cache
+def is_hidden() -> bool:
     return subprocess.run([*OWN_MEMORY, "true"], capture_output=True).returncode == 0
 
 
@@ -37,17 +42,22 @@ def is_permitted() -> bool:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("policy")
     llama(**SHAPE).save_pretrained(folder)
+    unbound = ["env", "VLLM_CPU_OMP_THREADS_BIND=nobind", "OMP_NUM_THREADS=1"]
     server = Server(
-        folder, before=OWN_MEMORY if is_permitted() else (), after=("--tensor-parallel-size", "2")
+        folder,
+        before=[*unbound, *(OWN_MEMORY if is_hidden() else ())],
+        after=["--tensor-parallel-size", "2"],
     )
     server.start()
-    server.wait()
-    yield server
-    server.kill()
+    try:
+        server.wait()
+        yield server
+    finally:
+        server.kill()
 
 
 def engine_of(server: Server, model: nn.Module, **settings):
-    settings = {"weight_sync": "auto" if server.before else "gloo", "group_port": free_port()} | settings
+    settings = {"weight_sync": "auto" if is_hidden() else "gloo", "group_port": free_port()} | settings
     return bound_to([server.url], model, **settings)
 
 
@@ -84,7 +94,7 @@ def test_adapters_arrive_merged(server: Server) -> None:
 def test_a_way_that_does_not_lead_there_is_refused(server: Server) -> None:
     model = llama(seed=5, **SHAPE)
     for way, why in {"file": "does not see this host's files", "nccl": "not both on CUDA"}.items():
-        if way == "nccl" or server.before:
+        if way == "nccl" or is_hidden():
             engine = engine_of(server, model, weight_sync=way)
             with pytest.raises(ConfigError, match=rf"weight_sync .found '{way}'.*{why}"):
                 engine.sync_weights(named_base_tensors(model), 1)
@@ -128,5 +138,47 @@ def test_a_server_that_stands_still_is_given_up_in_time_and_taken_back(server: S
     finally:
         os.killpg(server.process.pid, signal.SIGCONT)
     engine = engine_of(server, model)
+    engine.sync_weights(named_base_tensors(model), 2)
+    assert is_written_by(engine, model)
+
+
+def test_weights_that_do_not_fit_are_an_error_and_what_they_left_never_counts(
+    server: Server, tmp_path: Path
+) -> None:
+    model = perturbed(llama(seed=10, **SHAPE), 1)
+    engine = engine_of(server, model)
+    engine.sync_weights(named_base_tensors(model), 1)
+    other = dict(named_base_tensors(perturbed(llama(seed=11, **SHAPE), 2)))
+    (tmp_path / "run").write_text("of nobody")
+    wrong = written([*other.items(), ("model.unheard_of.weight", torch.ones(1))], tmp_path / "weights")
+    with pytest.raises(RuntimeError, match=r"did not take the weights: .*unheard_of"):
+        engine.load(server.url, str(wrong), engine.label_of(1))
+    assert is_written_by(engine, model)
+
+
+def test_a_trainer_that_dies_in_a_transfer_leaves_no_server_waiting(server: Server) -> None:
+    class Dying(dict[str, torch.Tensor]):
+        def __getitem__(self, name: str) -> torch.Tensor:
+            if name == "model.layers.1.mlp.up_proj.weight":
+                raise InterruptedError("killed")
+            return super().__getitem__(name)
+
+    model = perturbed(llama(seed=12, **SHAPE), 1)
+    engine = engine_of(server, model)
+    engine.sync_weights(named_base_tensors(model), 1)
+    start = time.monotonic()
+    with pytest.raises(InterruptedError, match="killed"):
+        send(
+            Dying(named_base_tensors(model)),
+            partial(engine.ask_workers, server.url, "update_policy_from_group"),
+            server=("127.0.0.1", server.port),
+            port=free_port(),
+            workers=2,
+            backend="gloo",
+            token="t",
+            seconds=60.0,
+            bucket=1,
+        )
+    assert time.monotonic() - start < 20.0
     engine.sync_weights(named_base_tensors(model), 2)
     assert is_written_by(engine, model)

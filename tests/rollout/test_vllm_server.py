@@ -86,9 +86,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     llama(**SHAPE).save_pretrained(folder)
     server = Server(folder)
     server.start()
-    server.wait()
-    yield server
-    server.kill()
+    try:
+        server.wait()
+        yield server
+    finally:
+        server.kill()
 
 
 @pytest.mark.vllm
