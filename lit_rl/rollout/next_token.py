@@ -37,7 +37,7 @@ class NextToken:
         self._implementation = cache_implementation
         self._cache_name = cache_names[0]
         self._takes_positions = "position_ids" in accepted
-        self._fixed = {"use_cache": True} | ({"logits_to_keep": 1} if "logits_to_keep" in accepted else {})
+        self._takes_logits_to_keep = "logits_to_keep" in accepted
 
     @contextmanager
     def reading(self, max_length: int) -> Iterator[None]:
@@ -108,9 +108,13 @@ class NextToken:
         inputs: dict[str, Any] = {self._cache_name: self._cache, **(seen or {})}
         if self._takes_positions:
             inputs["position_ids"] = positions if self._shift is None else positions + self._shift
-        return self._model(
-            input_ids=ids, attention_mask=self._fitting(mask, ids.shape[1]), **inputs, **self._fixed
-        ).logits[:, -1]
+        return self._last(ids, self._fitting(mask, ids.shape[1]), inputs).logits[:, -1]
+
+    def _last(self, ids: Tensor, mask: Tensor | None, inputs: dict[str, Any]) -> Any:
+        """The model's output, with logits of the last column where it takes that wish."""
+        if self._takes_logits_to_keep:  # an index: a slice can make the head copy its weights for each row
+            inputs["logits_to_keep"] = torch.tensor([ids.shape[1] - 1], device=ids.device)
+        return self._model(input_ids=ids, attention_mask=mask, use_cache=True, **inputs)
 
     def _read(self, ids: Tensor, positions: Tensor, mask: Tensor, images: ImageTensors) -> Tensor:
         """As `__call__`, for prompts with images.
@@ -124,7 +128,7 @@ class NextToken:
             self._shift = torch.zeros_like(ids[:, :1])
             return self(ids, positions, mask, seen)
         inputs: dict[str, Any] = {**seen, self._cache_name: self._cache}
-        out = self._model(input_ids=ids, attention_mask=mask.long(), **inputs, **self._fixed)
+        out = self._last(ids, mask.long(), inputs)
         self._shift = inner.rope_deltas.to(ids)
         return out.logits[:, -1]
 

@@ -3,6 +3,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from lit_rl.errors import ConfigError
 from lit_rl.rollout.next_token import NextToken, decoding
@@ -74,3 +75,14 @@ def test_a_model_without_a_cache_is_refused_by_name() -> None:
 
     with pytest.raises(ConfigError, match="holds a Plain, whose forward takes no key-value cache"):
         NextToken(Plain())
+
+
+def test_reading_prompts_multiplies_by_the_head_once() -> None:
+    """As a batch of matrix products it would copy the head's weights for each prompt."""
+    next_token = NextToken(llama().eval().requires_grad_(False))  # as an engine's copy
+    ids, mask = torch.arange(2, 14).view(3, 4), torch.ones(3, 4, dtype=torch.bool)
+    positions = torch.arange(4).expand(3, 4)
+    with torch.no_grad(), next_token.reading(5), FlopCounterMode(display=False) as counter:
+        next_token(ids, positions, mask)
+    assert torch.ops.aten.mm in counter.get_flop_counts()["Global"]
+    assert torch.ops.aten.bmm not in counter.get_flop_counts()["Global"]
