@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from lit_rl.functional.plain_head import PlainHead
 from lit_rl.functional.precision import promoted
 
 BLOCK_BYTES = 96 * 2**20
@@ -34,6 +35,11 @@ class Head(NamedTuple):
     bias: Tensor | None = None
     multiplier: float = 1.0
     softcap: float | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether logits are `W h + b`."""
+        return self.multiplier == 1.0 and self.softcap is None
 
 
 def logits(hidden: Tensor, head: Head) -> Tensor:
@@ -121,6 +127,12 @@ def token_logps(
         return logps, entropy if entropy_gradient else entropy.detach()
 
     size = positions_of_block(head) if chunk_tokens is None else chunk_tokens
+    if head.is_plain and not entropy_gradient:
+        inputs = [hidden, head.weight, head.bias]
+        if not torch.is_grad_enabled():
+            inputs = [None if tensor is None else tensor.detach() for tensor in inputs]
+        logps, entropy = PlainHead.apply(*inputs, targets, temperature, size, with_entropy)
+        return logps, entropy if with_entropy else None
     results = over_chunks(of_chunk, (hidden, targets), chunk_tokens=size)
     return results[0], results[1] if with_entropy else None
 

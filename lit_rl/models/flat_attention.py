@@ -148,10 +148,34 @@ def _attention(name: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
         if not isinstance(attention_mask, _FlatMask):
             if _running.get() is not None:
                 raise NotImplementedError("attention without the mask that was made for it")
+            if name == "sdpa" and _is_packable(query, key, attention_mask, kwargs):
+                return _packed(query, key, value, attention_mask, kwargs.get("scaling")), None
             return own(module, query, key, value, attention_mask, **kwargs)
         return _flat(own, module, (query, key, value), attention_mask, kwargs), None
 
     return attention
+
+
+def _is_packable(query: Tensor, key: Tensor, mask: Tensor | None, kwargs: dict[str, Any]) -> bool:
+    """Whether rows have one query, whose heads share keys and see the same ones, and no more is asked."""
+    is_plain = all(kwargs.get(name) in (None, 0.0) for name in ("position_bias", "softcap", "dropout"))
+    is_same = mask is None or mask.shape[1] == 1
+    return query.shape[2] == 1 and query.shape[1] > key.shape[1] and is_same and is_plain
+
+
+def _packed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+    """(B, 1, heads, dim): heads that share keys as queries of one head, so that no key is copied for each.
+
+    Args:
+        query: (B, heads, 1, dim).
+        key, value: (B, key heads, L, dim).
+        mask: (B, 1, 1, L), or None where every key is seen.
+        scaling: of the products.
+    """
+    rows, heads, _, dim = query.shape
+    queries = query.reshape(rows, key.shape[1], -1, dim)
+    out = nn.functional.scaled_dot_product_attention(queries, key, value, attn_mask=mask, scale=scaling)
+    return out.reshape(rows, 1, heads, value.shape[-1])
 
 
 def _flat(

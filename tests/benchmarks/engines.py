@@ -112,6 +112,10 @@ def measured(name: str, kind: str, args: argparse.Namespace) -> list[dict[str, A
                     | {"sync": sync, "start": start}
                 )
             engine.close()
+        except RuntimeError:
+            if server is not None:
+                print((Path(folder) / "server.log").read_text()[-3000:], file=sys.stderr)
+            raise
         finally:
             if server is not None:
                 os.killpg(server.pid, signal.SIGKILL)

@@ -4,9 +4,9 @@
     python tests/benchmarks/step.py --table tests/benchmarks/results
 
 FOLDER is a Hugging Face folder of SmolLM2-135M-Instruct, train.parquet GSM8K's training split. Each run is a
-process of its own. Without --trl-python only our sides run: `ours` in float32 as TRL's, and `ours_bf16`,
-which writes with a copy in bfloat16, updates under bf16-mixed and corrects for the gap. On a shared machine
-read the CPU seconds.
+process of its own. Without --trl-python only our sides run: `ours` in float32 as TRL's, with
+`use_fused_kernels`, and `ours_bf16`, which writes with a copy in bfloat16, updates under bf16-mixed and
+corrects for the gap. On a shared machine read the CPU seconds.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from fixed_work import MEASURED, PHASES, SHAPES
 
 HERE = Path(__file__).resolve().parent
 OURS = {
-    "ours": (),
+    "ours": ("model.kernels.use_fused_kernels=true",),
     "ours_bf16": (
         "trainer.precision=bf16-mixed",
         "rollout.engine.dtype=bfloat16",

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from lit_rl.functional import logps as module
 from lit_rl.functional.logps import Head, entropy_of_logits, logits, logps_of_logits, over_chunks, token_logps
 
 
@@ -71,22 +71,76 @@ def test_the_gradient_is_that_of_finite_differences() -> None:
     assert torch.autograd.gradcheck(function, (hidden, weight))
 
 
-@pytest.mark.parametrize("with_gradient", [True, False])
-def test_no_more_than_a_chunk_of_logits_exists_at_once(monkeypatch, with_gradient: bool) -> None:
-    seen = []
+def products_with_the_vocabulary(hidden: Tensor, weight: Tensor, targets: Tensor) -> list[int]:
+    """Rows of each product that makes logits, forward and backward."""
 
-    def spy(hidden: Tensor, head: Head) -> Tensor:
-        seen.append(hidden.shape[0])
-        return logits(hidden, head)
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if func.overloadpacket is torch.ops.aten.mm and out.shape[1] == len(weight):
+                rows.append(len(out))
+            return out
 
-    monkeypatch.setattr(module, "logits", spy)
+    rows: list[int] = []
+    with Products():
+        logps, _ = token_logps(hidden, Head(weight), targets, chunk_tokens=4, with_entropy=True)
+        if logps.requires_grad:
+            logps.sum().backward()
+    return rows
+
+
+def test_no_more_than_a_chunk_of_logits_exists_at_once() -> None:
     hidden, weight, targets = make()
-    with torch.set_grad_enabled(with_gradient):
-        logps, _ = token_logps(hidden, Head(weight), targets, chunk_tokens=4)
-    assert seen == [4, 4, 4, 4, 4, 3]
-    if with_gradient:  # nothing of the vocabulary's size is kept: each chunk is computed again
-        logps.sum().backward()
-        assert len(seen) == 12
+    once = [4, 4, 4, 4, 4, 3]
+    assert products_with_the_vocabulary(hidden, weight, targets) == once * 2
+    with torch.no_grad():
+        assert products_with_the_vocabulary(hidden, weight, targets) == once
+    few = products_with_the_vocabulary(hidden[:3], weight, targets[:3])
+    assert few == [3]  # one chunk: its probabilities are kept
+
+
+def test_a_frozen_head_makes_its_logits_once() -> None:
+    hidden, weight, targets = make()
+    frozen = weight.detach()
+    assert products_with_the_vocabulary(hidden, frozen, targets) == [4, 4, 4, 4, 4, 3]
+    found = torch.autograd.grad(token_logps(hidden, Head(frozen), targets, chunk_tokens=4)[0].sum(), hidden)
+    wanted = torch.autograd.grad(logps_of_logits(hidden @ frozen.T, targets).sum(), hidden)
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+@pytest.mark.parametrize("chunk_tokens", [5, 100])
+def test_a_plain_head_has_the_gradient_of_the_plain_formula(chunk_tokens: int, is_trained: bool) -> None:
+    hidden, weight, targets = make()
+    bias = torch.linspace(-1, 1, 11, dtype=torch.float64).requires_grad_(is_trained)
+    weight = weight.detach().requires_grad_(is_trained)
+    inputs = (hidden, weight, bias) if is_trained else (hidden,)
+    factors = torch.linspace(-1, 2, 23, dtype=torch.float64)
+    head = Head(weight, bias)
+    logps, entropy = token_logps(
+        hidden, head, targets, temperature=0.7, chunk_tokens=chunk_tokens, with_entropy=True
+    )
+    scores = logits(hidden, head)
+    plain = logps_of_logits(scores, targets, temperature=0.7)
+    torch.testing.assert_close(logps, plain)
+    torch.testing.assert_close(entropy, entropy_of_logits(scores, temperature=0.7))
+    assert entropy is not None and not entropy.requires_grad
+    found = torch.autograd.grad((logps * factors).sum(), inputs)
+    torch.testing.assert_close(found, torch.autograd.grad((plain * factors).sum(), inputs))
+
+
+@pytest.mark.parametrize("chunk_tokens", [5, 100])
+def test_under_autocast_the_product_runs_in_its_dtype(chunk_tokens: int) -> None:
+    hidden, weight, targets = make(dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logps, _ = token_logps(hidden, Head(weight), targets, chunk_tokens=chunk_tokens)
+    found = torch.autograd.grad(logps.sum(), (hidden, weight))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        plain = logps_of_logits(torch.nn.functional.linear(hidden, weight).float(), targets)
+    torch.testing.assert_close(logps, plain)
+    for ours, wanted in zip(found, torch.autograd.grad(plain.sum(), (hidden, weight)), strict=True):
+        assert ours.dtype == torch.float32
+        torch.testing.assert_close(ours, wanted, rtol=2e-2, atol=2e-2)
 
 
 def test_logits_saved_for_backward_stay_below_the_vocabulary() -> None:

@@ -25,9 +25,11 @@ def test_a_pass_without_gradients_holds_less_than_two_blocks(wide) -> None:
         logps, entropy = token_logps(hidden, Head(weight), targets, with_entropy=True)
     assert memory.peak < 2 * BLOCK
     rows = slice(0, N, 16)
-    every = (hidden[rows] @ weight.T).float().log_softmax(-1)
-    torch.testing.assert_close(logps[rows], every.gather(1, targets[rows, None])[:, 0], rtol=0, atol=1e-5)
-    torch.testing.assert_close(entropy[rows], -(every.exp() * every).sum(1), rtol=0, atol=1e-5)
+    every = (hidden[rows] @ weight.T).double().log_softmax(-1)
+    torch.testing.assert_close(
+        logps[rows].double(), every.gather(1, targets[rows, None])[:, 0], rtol=0, atol=1e-5
+    )
+    torch.testing.assert_close(entropy[rows].double(), -(every.exp() * every).sum(1), rtol=0, atol=1e-5)
 
 
 @pytest.mark.field("mem/1")

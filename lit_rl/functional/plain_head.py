@@ -1,0 +1,205 @@
+"""Log-probabilities behind a plain linear head, with gradients written by hand.
+
+All chunks of positions share buffers for their logits, which the backward pass computes again; where
+there is one chunk only, its probabilities are kept instead. A head without gradient, as with adapters, needs
+neither: the direction of each hidden state's gradient is taken in the forward pass, its length comes later.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+_ELEMENTS = 2**21
+"""Exponentials that exist beside the logits while an entropy is added up."""
+
+
+class PlainHead(torch.autograd.Function):
+    """`log_softmax((W h + b) / temperature)` at the target, and the entropy of that distribution.
+
+    With p the softmax, y the target and c the gradient of the log-probability, that of the scaled logits is
+    c (onehot(y) - p). The entropy has no gradient.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        chunk: int,
+        with_entropy: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities (N,) and entropies (N,), or (0,) without; float32 or better.
+
+        Args:
+            ctx: of autograd.
+            hidden: (N, H).
+            weight: (V, H).
+            bias: (V,) or None.
+            targets: (N,) long.
+            temperature: > 0.
+            chunk: positions whose logits exist at once.
+            with_entropy: compute them.
+        """
+        logits = _Logits(hidden, weight, bias, temperature, chunk)
+        logps = logits.new(len(hidden))
+        entropy = logits.new(len(hidden) if with_entropy else 0)
+        of_hidden, of_head = ctx.needs_input_grad[0], any(ctx.needs_input_grad[1:3])
+        directions = torch.empty_like(hidden) if of_hidden and not of_head else None
+        keeps = of_head and 0 < len(hidden) <= chunk
+        for part in logits.parts():
+            shifted = logits.shifted(part)
+            chosen = shifted.gather(-1, targets[part, None])
+            if with_entropy:
+                total, weighted = _sums(shifted)
+                entropy[part] = (total.log() - weighted / total)[:, 0]
+            if not with_entropy or directions is not None or keeps:
+                weights = shifted.exp_()
+                total = weights.sum(-1, keepdim=True)
+            logps[part] = (chosen - total.log())[:, 0]
+            if directions is not None:
+                directions[part] = logits.back(_away(weights.div_(total), targets[part], None))
+        kept = weights.div_(total) if keeps else None
+        ctx.save_for_backward(hidden, weight, bias, targets, directions, kept)
+        ctx.temperature, ctx.chunk, ctx.dtype = temperature, chunk, logits.weight.dtype
+        ctx.mark_non_differentiable(entropy)
+        return logps, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_logps: Tensor, of_entropy: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of hidden states, weight and bias."""
+        hidden, weight, bias, targets, directions, kept = ctx.saved_tensors
+        if directions is not None:
+            return directions * of_logps[:, None].to(directions.dtype), *[None] * 7
+        if not any(ctx.needs_input_grad[:3]):
+            return (None,) * 8
+        logits = _Logits(hidden, weight, bias, ctx.temperature, ctx.chunk, ctx.dtype)
+        of_hidden = torch.empty_like(hidden)
+        of_weight = torch.zeros_like(weight, dtype=logits.precision)
+        of_bias = None if bias is None else torch.zeros_like(bias, dtype=logits.precision)
+        for part in logits.parts():
+            if kept is None:
+                weights = logits.shifted(part).exp_()
+                probabilities = weights.div_(weights.sum(-1, keepdim=True))
+            else:
+                probabilities = kept.clone()
+            gradient = _away(probabilities, targets[part], of_logps[part])
+            if of_bias is not None:
+                of_bias += gradient.sum(0) / ctx.temperature
+            of_hidden[part] = logits.back(gradient, of_weight, hidden[part])
+        return (
+            of_hidden if ctx.needs_input_grad[0] else None,
+            of_weight.to(weight.dtype) if ctx.needs_input_grad[1] else None,
+            of_bias.to(bias.dtype) if of_bias is not None and ctx.needs_input_grad[2] else None,
+            *[None] * 5,
+        )
+
+
+def _away(probabilities: Tensor, targets: Tensor, factors: Tensor | None) -> Tensor:
+    """(n, V) factor (onehot(target) - p), in the place of p; factors (n,), None = 1."""
+    rows = targets[:, None]
+    if factors is None:
+        return probabilities.neg_().scatter_add_(-1, rows, torch.ones_like(rows, dtype=probabilities.dtype))
+    return probabilities.mul_(-factors[:, None]).scatter_add_(
+        -1, rows, factors[:, None].to(probabilities.dtype)
+    )
+
+
+def _sums(shifted: Tensor) -> tuple[Tensor, Tensor]:
+    """(n, 1) sums of exp(z) and of z exp(z) over the vocabulary, a few rows at a time."""
+    total, weighted = (shifted.new_empty(len(shifted), 1) for _ in range(2))
+    size = max(_ELEMENTS // shifted.shape[1], 1)
+    for start in range(0, len(shifted), size):
+        rows = slice(start, start + size)
+        weights = shifted[rows].exp()
+        total[rows] = weights.sum(-1, keepdim=True)
+        weighted[rows] = weights.mul_(shifted[rows]).sum(-1, keepdim=True)
+    return total, weighted
+
+
+def _product_dtype(weight: Tensor) -> torch.dtype:
+    """Autocast's, where it is on, or the weight's own."""
+    kind = weight.device.type
+    is_cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if is_cast else weight.dtype
+
+
+class _Logits:
+    """Scaled logits of chunks, in buffers that are used again.
+
+    Args:
+        hidden: (N, H).
+        weight: (V, H).
+        bias: (V,) or None.
+        temperature: > 0.
+        chunk: positions at once.
+        dtype: that products are computed in; None is autocast's, or the weight's.
+    """
+
+    def __init__(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        temperature: float,
+        chunk: int,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        dtype = dtype or _product_dtype(weight)
+        self._temperature, self._chunk = temperature, chunk
+        self.hidden, self.weight = hidden.to(dtype), weight.to(dtype)
+        self._bias = None if bias is None else bias.to(dtype)
+        self.precision = torch.promote_types(dtype, torch.float32)
+        shape = min(chunk, len(hidden)), len(weight)
+        self._product = self.weight.new_empty(shape)
+        is_precise = dtype == self.precision
+        self._shifted = self._product if is_precise else self._product.new_empty(shape, dtype=self.precision)
+
+    def new(self, rows: int) -> Tensor:
+        """(rows,) in the precision of the results."""
+        return self._shifted.new_empty(rows)
+
+    def parts(self) -> Iterator[slice]:
+        """The chunks."""
+        for start in range(0, len(self.hidden), self._chunk):
+            yield slice(start, min(start + self._chunk, len(self.hidden)))
+
+    def shifted(self, part: slice) -> Tensor:
+        """(n, V) logits less the greatest of their row; to be changed in place."""
+        rows = part.stop - part.start
+        product, shifted = self._product[:rows], self._shifted[:rows]
+        torch.mm(self.hidden[part], self.weight.t(), out=product)
+        if self._bias is not None:
+            product += self._bias
+        if shifted is not product:
+            shifted.copy_(product)
+        if self._temperature != 1.0:
+            shifted /= self._temperature
+        shifted -= shifted.amax(-1, keepdim=True)
+        return shifted
+
+    def back(self, gradient: Tensor, of_weight: Tensor | None = None, hidden: Tensor | None = None) -> Tensor:
+        """(n, H) gradient of hidden states from that of the scaled logits, which is used up.
+
+        Args:
+            gradient: (n, V).
+            of_weight: (V, H), to which the weight's gradient is added.
+            hidden: (n, H), for that.
+        """
+        if self._temperature != 1.0:
+            gradient /= self._temperature
+        product = gradient
+        if gradient.dtype != self.weight.dtype:
+            product = self._product[: len(gradient)].copy_(gradient)
+        if of_weight is not None and hidden is not None:
+            if of_weight.dtype == product.dtype:
+                of_weight.addmm_(product.t(), hidden)
+            else:
+                of_weight += product.t() @ hidden.to(product.dtype)
+        return product @ self.weight
