@@ -11,11 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-ImageTensors = dict[str, Tensor]
-"""Of one row, by the names of the model's arguments, such as `pixel_values` (images or patches first).
 
-Those whose name ends in `token_type_ids` are (prompt_len,) long, one number per prompt token.
-"""
+class ImageTensors(dict[str, Tensor]):
+    """Of one row, by the names of the model's arguments, such as `pixel_values` (images or patches first).
+
+    Those whose name ends in `token_type_ids` are (prompt_len,) long, one number per prompt token. Between
+    processes they travel by value: torch would keep a file open for each tensor.
+    """
+
+    def __reduce__(self) -> Any:
+        return _of_arrays, ({name: tensor.numpy() for name, tensor in self.items()},)
+
+
+def _of_arrays(arrays: dict[str, Any]) -> ImageTensors:
+    return ImageTensors({name: torch.from_numpy(array) for name, array in arrays.items()})
+
 
 RowImages = Sequence[ImageTensors | None]
 """Of B rows; None for a row without images."""
@@ -42,8 +52,8 @@ def image_inputs(images: RowImages | None, prompt_len: Tensor, width: int, *, si
     """
     rows = [own for own in images or [] if own is not None]
     if not rows or images is None:
-        return {}
-    out: ImageTensors = {}
+        return ImageTensors()
+    out = ImageTensors()
     for name in dict.fromkeys(name for own in rows for name in own):
         if is_per_token(name):
             out[name] = _per_token(images, name, prompt_len.tolist(), width, side)
@@ -64,7 +74,7 @@ def around_other_ids(
     """
     if images is None:
         return None
-    out = dict(images)
+    out = ImageTensors(images)
     for name in filter(is_per_token, images):
         kinds = {i: kind for i, kind in zip(ids, images[name].tolist(), strict=True) if kind}
         out[name] = torch.tensor([kinds.get(i, 0) for i in others])
@@ -76,10 +86,10 @@ def inputs_for(model: nn.Module, inputs: ImageTensors) -> ImageTensors:
     if not inputs:
         return inputs
     parameter = next(p for p in model.parameters() if p.is_floating_point())
-    return {
-        name: value.to(parameter.device, parameter.dtype if value.is_floating_point() else value.dtype)
+    return ImageTensors(
+        (name, value.to(parameter.device, parameter.dtype if value.is_floating_point() else value.dtype))
         for name, value in inputs.items()
-    }
+    )
 
 
 def image_token_id(model: Any) -> int | None:

@@ -162,7 +162,7 @@ def qwen_prompt(words: Any, text: str, pictures: Sequence[Any]) -> tuple[list[in
     whole = parts[0] + "".join("<image>" * (n // 4) + part for n, part in zip(grids, parts[1:], strict=True))
     ids = words(whole, add_special_tokens=False)["input_ids"]
     is_image = torch.tensor(ids) == words.convert_tokens_to_ids("<image>")
-    return ids, {**tensors, "mm_token_type_ids": is_image.long()}
+    return ids, ImageTensors({**tensors, "mm_token_type_ids": is_image.long()})
 
 
 def picture(seed: int, size: tuple[int, int] = (20, 14)) -> Any:

@@ -82,11 +82,11 @@ class ImageChat(Chat):
         out = self._processed(self._rendered_text(prompt, places, where), images, where)
         start = self._start if isinstance(prompt, str) else []
         ids = [*start, *out.pop("input_ids")[0].tolist()]
-        tensors = {
-            name: pad(value[0].long(), (len(start), 0)) if is_per_token(name) else value
+        tensors = ImageTensors(
+            (name, pad(value[0].long(), (len(start), 0)) if is_per_token(name) else value)
             for name, value in out.items()
             if name != "attention_mask"
-        }
+        )
         return ImagePrompt(ids, tensors)
 
     def _rendered_text(self, prompt: str | Messages, places: int, where: str) -> str:

@@ -12,7 +12,7 @@ from lit_rl.data.image_chat import ImageChat
 from lit_rl.data.parquet import MemoryRows
 from lit_rl.data.prompts import PromptCollate
 from lit_rl.data.reader import PromptReader
-from lit_rl.images import around_other_ids
+from lit_rl.images import ImageTensors, around_other_ids
 from lit_rl.models.score import score
 from lit_rl.objectives.reprompt import Reprompt
 
@@ -77,7 +77,8 @@ def test_a_teacher_reads_what_the_processor_writes(family: str, with_parts: bool
 
 
 def test_numbers_of_tokens_follow_the_images() -> None:
-    images = {"mm_token_type_ids": torch.tensor([0, 1, 1, 0]), "pixel_values": torch.zeros(1)}
+    kinds = torch.tensor([0, 1, 1, 0])
+    images = ImageTensors({"mm_token_type_ids": kinds, "pixel_values": torch.zeros(1)})
     found = around_other_ids(images, [5, 9, 9, 6], [4, 5, 9, 9, 4, 6])
     assert found is not None and found["mm_token_type_ids"].tolist() == [0, 0, 1, 1, 0, 0]
     assert found["pixel_values"] is images["pixel_values"] and around_other_ids(None, [1], [2]) is None

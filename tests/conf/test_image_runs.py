@@ -12,6 +12,8 @@ import torch
 from outcome import Outcome, outcome
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
+from lit_rl.export import export
+
 SCORE = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     return {"score": float(len(solution_str) % 2), "feedback": f"no <image> in {solution_str}"}
@@ -114,6 +116,10 @@ def test_what_is_saved_loads_in_transformers_with_its_processor(place: Path, tmp
     with torch.no_grad():
         moved = model(**inputs).logits - tiny_vlm.llava()(**inputs).logits
     assert 0 < float(moved.abs().max()) < 1
+    export(folder.parent, tmp_path / "exported")
+    again = AutoModelForImageTextToText.from_pretrained(tmp_path / "exported")
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True))
+    assert AutoProcessor.from_pretrained(tmp_path / "exported").image_token == "<image>"
     dumped = next((tmp_path / "kept").rglob("step_00000001.jsonl")).read_text().splitlines()
     assert all("images" not in json.loads(line)["columns"] for line in dumped)
 
@@ -135,6 +141,17 @@ def test_responses_are_written_with_their_pictures(place: Path, tmp_path: Path) 
             "ConfigError: model.kernels.use_remove_padding must be false",
         ),
         (["data.tokenizer=embedded"], "ConfigError: data.image_key: the data have a column of images"),
+        (
+            [
+                "rollout.environment={_target_: lit_rl.rollout.tools.ToolEnvironment, role: user, "
+                "tools: [lit_rl.assets.calculator.calculator]}"
+            ],
+            "ConfigError: rollout.environment and a column of images (data.image_key) exclude each other",
+        ),
+        (
+            ["rollout=sglang"],
+            "ConfigError: data.image_key: the data have a column of images, and rollout.engine is a SGLang",
+        ),
     ],
 )
 def test_what_cannot_see_is_refused(overrides: list[str], words: str, place: Path, tmp_path: Path) -> None:

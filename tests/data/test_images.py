@@ -1,6 +1,8 @@
 """Images of rows: every form, their places in the prompt, and what is refused."""
 
 import importlib.util
+import pickle
+from multiprocessing.reduction import ForkingPickler
 
 import datasets
 import pytest
@@ -111,6 +113,18 @@ def test_images_stay_when_unused_columns_go_and_when_workers_read(folder: str, t
     file = tiny_vlm.write_rows(tiny_vlm.image_rows(4), tmp_path / "rows.parquet")
     batch = next(iter(module(file, folder, remove_unused_columns=True).train_dataloader()))
     assert set(batch.columns) == {"prompt", "images"} and all(batch.images)
+
+
+def test_batches_reach_other_processes_without_an_open_file_for_each_tensor(folder: str) -> None:
+    data = module(tiny_vlm.image_rows(4), folder)
+    batch = data.first_rows(4)
+    sent = bytes(ForkingPickler.dumps(batch.images))
+    assert b"rebuild" not in sent
+    for own, came in zip(batch.images, pickle.loads(sent), strict=True):
+        assert all(torch.equal(own[name], came[name]) for name in own) and own.keys() == came.keys()
+    read = pickle.loads(pickle.dumps(data._reader()))  # as a worker that is spawned gets it
+    row = tiny_vlm.image_rows(1)[0]
+    assert torch.equal(read(row, "row 0").images["pixel_values"], batch.images[0]["pixel_values"])
 
 
 def test_wrong_counts_name_row_and_columns(folder: str) -> None:

@@ -173,6 +173,18 @@ def test_adapters_on_the_language_see_images() -> None:
     assert any(p.grad is not None and p.grad.any() for p in policy.parameters())
 
 
+@FAMILIES
+def test_layers_that_are_computed_again_give_the_same_gradient(family: str) -> None:
+    batch, gradients = rows(family), []
+    for again in (False, True):
+        model = tiny_vlm.FAMILIES[family]().double().train()
+        if again:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        score(model, rows_of(batch)).logps.sum().backward()
+        gradients.append(parameters_to_vector([p.grad for p in model.parameters() if p.grad is not None]))
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-10, atol=1e-10)
+
+
 def test_flat_rows_are_not_taken(tmp_path) -> None:
     model = tiny_vlm.llava()
     Kernels().apply_(model)
