@@ -22,8 +22,17 @@ def kills(*arguments: str) -> str:
 def test_a_killed_run_ends_as_if_nothing_had_happened() -> None:
     """Killed after the end of a data epoch; what each case trains stands in the script."""
     cases = (
-        *("sdpo_ema", "sdpo_lora", "sdpo_trust_region", "dapo", "lora", "reference_sync", "sft"),
-        *("async_save", "two_loader_workers", "two_processes"),
+        *(
+            "sdpo_ema",
+            "sdpo_lora",
+            "sdpo_trust_region",
+            "dapo",
+            "lora",
+            "reference_sync",
+            "sft",
+            "environment",
+        ),
+        *("environment", "async_save", "two_loader_workers", "two_processes"),
     )
     assert kills("--once", "--cases", *cases) == "".join(f"{case}: equal\n" for case in cases)
 

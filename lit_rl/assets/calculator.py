@@ -25,8 +25,8 @@ import pyarrow.parquet as pq
 from lit_rl.seeding import derived_seed
 
 SEED = 0
-NUM_TRAIN, NUM_VAL, NUM_CHATS = 1000, 200, 9600
-CALL_SHARE = 0.3
+NUM_TRAIN, NUM_VAL, NUM_CHATS = 500, 200, 12800
+CALL_SHARE = 0.4
 """Share of the chats that call; the others guess."""
 LONGEST = 60
 """Characters of an expression."""
@@ -67,8 +67,8 @@ def call(a: int, b: int) -> str:
 
 
 def operands() -> dict[str, list[tuple[int, int]]]:
-    """Pairs in 11..99 for "train", "val" and "chats", disjoint."""
-    pairs = [(a, b) for a in range(11, 100) for b in range(11, 100)]
+    """Pairs of 11..99 and 2..9, in either order, for "train", "val" and "chats", disjoint."""
+    pairs = [pair for a in range(11, 100) for b in range(2, 10) for pair in ((a, b), (b, a))]
     random.Random(derived_seed(SEED, "calculator", "pairs")).shuffle(pairs)
     return {
         "train": pairs[:NUM_TRAIN],
@@ -92,7 +92,7 @@ def chats() -> list[dict[str, Any]]:
     out = []
     for _ in range(NUM_CHATS):
         a, b = rng.choice(pairs)
-        turns = [f"{a}*{b}=?", str(rng.randrange(100, 9999))]
+        turns = [f"{a}*{b}=?", str(rng.randrange(22, 892))]
         if rng.random() < CALL_SHARE:
             turns = [f"{a}*{b}=?", call(a, b), str(a * b), str(a * b)]
         roles = ("user", "assistant") * 2

@@ -65,6 +65,12 @@ CASES = {
             "trainer.val_check_interval=0",
         )
     ),
+    "environment": Case(
+        (
+            *("algo=grpo", "rollout.environment={_target_: conversing.Retry}"),
+            "algo.sampling.max_completion_length=24",
+        )
+    ),
     "async_save": Case(("algo=grpo", "checkpoint.async_save=true")),
     "two_loader_workers": Case(("algo=grpo", "data.loader.num_workers=2")),
     "two_processes": Case(("algo=grpo", "trainer=ddp", "trainer.devices=2"), num_processes=2),
