@@ -84,7 +84,8 @@ def dumped_rows(pl_module: Any, step: int) -> list[dict[str, Any]]:
         row["teacher_prompt"] = _teacher_prompt(rollout, b, pl_module.chat)
         if rollout.conversations is not None:
             talk = rollout.conversations[b]
-            row["messages"], row["environment_reward"] = talk.messages, talk.reward
+            row["opening"], row["messages"] = talk.prompt, talk.messages
+            row["environment_reward"] = talk.reward
             row["foreign"] = rollout.foreign_mask[b, : row["length"]].nonzero()[:, 0].tolist()
         row["columns"] = {name: values[b] for name, values in rollout.columns.items() if name != images}
     return rows

@@ -61,7 +61,7 @@ def rescored(rows: Sequence[dict[str, Any]], reward: RewardSum, keys: dict[str, 
     """
     samples = [
         Sample(
-            prompt=row["columns"].get(keys["prompt_key"]),
+            prompt=row.get("opening") or row["columns"].get(keys["prompt_key"]),
             completion=row["completion"],
             completion_ids=row["completion_ids"],
             columns=row["columns"],

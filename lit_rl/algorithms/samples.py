@@ -25,7 +25,7 @@ def samples_of(rollout: RolloutBatch, chat: Chat, data: Any) -> list[Sample]:
     columns = [{name: values[i] for name, values in rollout.columns.items()} for i in range(len(rollout))]
     return [
         Sample(
-            prompt=values.get(data.prompt_key),
+            prompt=values.get(data.prompt_key) if talk is None or talk.prompt is None else talk.prompt,
             completion=chat.decode(tokens),
             completion_ids=tokens,
             columns=values,

@@ -173,6 +173,10 @@ def environment(settings: Settings) -> str | None:
     for name, (value, why) in needs.items():
         if settings.get(name) not in (None, value):
             return f"{name} (found {settings.shown(name)}) must be {value} with {key}: {why}."
+    if settings.get("callbacks.teacher_gap") is not None:
+        return (
+            f"callbacks.teacher_gap must be off with {key}: it has single turns written with other prompts."
+        )
     if settings["task"] == "search":
         return f"{key} has no effect with task=search, whose questions have one turn; leave it null."
     return None

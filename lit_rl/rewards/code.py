@@ -108,7 +108,7 @@ class Code(WaitingReward):
 
     def answer(self, sample: Sample) -> str | None:
         """The last block of code."""
-        blocks = _BLOCK.findall(sample.completion)
+        blocks = _BLOCK.findall(sample.answer)
         return blocks[-1] if blocks else None
 
     def _complaint(self, program: str, test: Case) -> str | None:

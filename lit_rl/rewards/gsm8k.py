@@ -37,7 +37,7 @@ class GSM8K(Reward):
 
     def score(self, sample: Sample) -> RewardResult:
         """Score and feedback of the sample."""
-        attempt, is_right = self._judged(sample.completion, str(sample.ground_truth))
+        attempt, is_right = self._judged(sample.answer, str(sample.ground_truth))
         if attempt is None:
             return RewardResult(0.0, f"There was no number after {MARKER} in your answer.", NO_ANSWER)
         if is_right:
@@ -46,7 +46,7 @@ class GSM8K(Reward):
 
     def answer(self, sample: Sample) -> str | None:
         """The number that is compared, in one spelling."""
-        return self._judged(sample.completion, str(sample.ground_truth))[0]
+        return self._judged(sample.answer, str(sample.ground_truth))[0]
 
     def _judged(self, text: str, truth: str) -> tuple[str | None, bool]:
         if self.method.startswith("verl"):

@@ -18,7 +18,7 @@ class JSONAnswer(Reward):
         reference = sample.ground_truth
         if isinstance(reference, str):
             reference = json.loads(reference)
-        found = last_json(sample.completion)
+        found = last_json(sample.answer)
         if found is _NOTHING:
             return RewardResult(0.0, "There was no JSON value in your answer.", NO_ANSWER)
         right, asked = _leaves(reference), _leaves(found)
@@ -33,7 +33,7 @@ class JSONAnswer(Reward):
 
     def answer(self, sample: Sample) -> str | None:
         """The value, in one spelling."""
-        found = last_json(sample.completion)
+        found = last_json(sample.answer)
         return None if found is _NOTHING else json.dumps(found, sort_keys=True)
 
 

@@ -24,7 +24,7 @@ class Math(Reward):
         """Score and feedback of the sample. Raises ConfigError where math-verify is not installed."""
         verify = _package().verify
         reference = _parsed(f"${sample.ground_truth}$") or _parsed(str(sample.ground_truth))
-        attempt = _parsed(_final(sample.completion))
+        attempt = _parsed(_final(sample.answer))
         if not attempt:
             return RewardResult(0.0, "There was no answer in \\boxed{}.", NO_ANSWER)
         # Limits of time come from reward.timeout: the package's own need the main thread.
@@ -35,7 +35,7 @@ class Math(Reward):
 
     def answer(self, sample: Sample) -> str | None:
         """The final expression, in one spelling."""
-        attempt = _parsed(_final(sample.completion))
+        attempt = _parsed(_final(sample.answer))
         return str(attempt[0]) if attempt else None
 
 

@@ -17,7 +17,7 @@ class MultipleChoice(Reward):
 
     def score(self, sample: Sample) -> RewardResult:
         """Score and feedback of the sample."""
-        letter = choice(sample.completion)
+        letter = choice(sample.answer)
         if letter is None:
             hint = "Your answer must be one letter inside <answer> </answer>; there was none."
             return RewardResult(0.0, hint, NO_ANSWER)
@@ -27,7 +27,7 @@ class MultipleChoice(Reward):
 
     def answer(self, sample: Sample) -> str | None:
         """The chosen letter."""
-        return choice(sample.completion)
+        return choice(sample.answer)
 
 
 def choice(text: str) -> str | None:

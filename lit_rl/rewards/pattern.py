@@ -28,6 +28,6 @@ class Pattern(Reward):
 
     def score(self, sample: Sample) -> RewardResult:
         """Score and feedback of the sample."""
-        if self.regex.fullmatch(sample.completion.strip()):
+        if self.regex.fullmatch(sample.answer.strip()):
             return RewardResult(1.0)
         return RewardResult(0.0, self.hint)

@@ -38,8 +38,8 @@ class ReasoningGym(Reward):
 
     def answer(self, sample: Sample) -> str | None:
         """The text that is verified."""
-        _, opened, after = sample.completion.rpartition("<answer>")
-        text = after.partition("</answer>")[0] if opened else sample.completion
+        _, opened, after = sample.answer.rpartition("<answer>")
+        text = after.partition("</answer>")[0] if opened else sample.answer
         return text.strip() or None
 
 

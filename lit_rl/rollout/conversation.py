@@ -44,12 +44,14 @@ class Conversation(NamedTuple):
         reward: sum over the turns; None where no turn had one.
         feedback: of all turns, on lines of their own; None where there is none.
         turns: of the policy.
+        prompt: messages of the prompt where the environment gave them; None: the data's.
     """
 
     messages: list[Message]
     reward: float | None
     feedback: str | None
     turns: int
+    prompt: list[Message] | None = None
 
 
 @dataclass
@@ -60,6 +62,7 @@ class _Row:
     number: int
     generation: int
     prompt: list[int]
+    opening: list[Message] | None
     is_text: bool
     ids: list[int] = field(default_factory=list)
     is_own: list[bool] = field(default_factory=list)
@@ -77,7 +80,7 @@ class _Row:
 
     def done(self) -> Conversation:
         reward = sum(self.rewards) if self.rewards else None
-        return Conversation(self.messages, reward, "\n".join(self.feedback) or None, self.turns)
+        return Conversation(self.messages, reward, "\n".join(self.feedback) or None, self.turns, self.opening)
 
 
 class Conversations:
@@ -118,9 +121,9 @@ class Conversations:
             DataError: the environment raises, hangs, or breaks its contract; the row and turn are named.
         """
         limit = sampling.effective().max_completion_length
-        prompts, environments = self._begun(prompts, num_generations)
+        prompts, environments, openings = self._begun(prompts, num_generations)
         written = write(prompts, num_generations=num_generations, sampling=sampling)
-        rows = self._rows(written, environments, num_generations)
+        rows = self._rows(written, environments, openings)
         for row, turn in zip(rows, _turns(written), strict=True):
             self._take(row, *turn, limit)
         open_rows = [row for row in rows if self._answered(row, limit)]
@@ -134,43 +137,41 @@ class Conversations:
             open_rows = [row for row in open_rows if self._answered(row, limit)]
         return _filled(written, rows)
 
-    def _begun(self, prompts: RolloutBatch, num_generations: int) -> tuple[RolloutBatch, list[Environment]]:
-        """Environments of all rows, and the prompts that they begin with."""
-        environments, ids, said = [], [], list(prompts.columns.get(self.prompt_key, [None] * len(prompts)))
-        own = _prompts(prompts)
-        for p in range(len(prompts)):
+    def _begun(
+        self, prompts: RolloutBatch, num_generations: int
+    ) -> tuple[RolloutBatch, list[Environment], list[list[Message] | None]]:
+        """The prompts that conversations begin with; environment and messages of the prompt of all rows."""
+        environments: list[Environment] = []
+        openings: list[list[Message] | None] = []
+        ids = _prompts(prompts)
+        for p, number in enumerate(prompts.prompt_row.tolist()):
             columns = {name: values[p] for name, values in prompts.columns.items()}
-            number, group = int(prompts.prompt_row[p]), []
-            for _ in range(num_generations):
-                environment = self.environment.fresh()
-                environments.append(environment)
-                group.append(_called(environment, "reset", number, 0, columns))
-            if any(begin != group[0] for begin in group):
+            own = [self.environment.fresh() for _ in range(num_generations)]
+            said = [_called(environment, "reset", number, 0, columns) for environment in own]
+            if any(other != said[0] for other in said):
                 raise DataError(
                     f"{Environment.key}: reset gave the completions of data row {number} different prompts; "
                     "they are compared with each other, so it must depend on the row alone."
                 )
-            if group[0] is not None:
-                said[p] = group[0]
-                where = f"{Environment.key}: the prompt of data row {number}"
-                own[p] = self.chat.prompt_ids(group[0], where)
-            ids.append(own[p])
-        prompt_ids, prompt_len = padded(ids, "left")
-        device = prompts.prompt_ids.device
-        columns = {**prompts.columns, self.prompt_key: said}
-        begun = replace(
-            prompts, prompt_ids=prompt_ids.to(device), prompt_len=prompt_len.to(device), columns=columns
-        )
-        return begun, environments
+            if said[0] is not None:
+                ids[p] = self.chat.prompt_ids(said[0], f"{Environment.key}: prompt of data row {number}")
+            environments += own
+            openings += said
+        prompt_ids, prompt_len = (tensor.to(prompts.prompt_ids.device) for tensor in padded(ids, "left"))
+        return replace(prompts, prompt_ids=prompt_ids, prompt_len=prompt_len), environments, openings
 
     def _rows(
-        self, written: RolloutBatch, environments: list[Environment], num_generations: int
+        self,
+        written: RolloutBatch,
+        environments: list[Environment],
+        openings: list[list[Message] | None],
     ) -> list[_Row]:
-        prompts = written.columns[self.prompt_key]
-        numbers = written.prompt_row.tolist()
+        G, numbers, ids = written.num_generations, written.prompt_row.tolist(), _prompts(written)
+        data = written.columns.get(self.prompt_key, [None] * len(written))
+        is_text = [not said and isinstance(text, str) for said, text in zip(openings, data, strict=True)]
         return [
-            _Row(environment, numbers[b], b % num_generations, ids, isinstance(prompts[b], str))
-            for b, (environment, ids) in enumerate(zip(environments, _prompts(written), strict=True))
+            _Row(environments[b], numbers[b], b % G, ids[b], openings[b], is_text[b])
+            for b in range(len(written))
         ]
 
     def _take(self, row: _Row, ids: list[int], logps: list[float], reason: str, limit: int) -> None:

@@ -59,12 +59,12 @@ CASES = [
     (f"{TALKS} algo.sampling.ignore_eos=true", ["algo.sampling.ignore_eos", "rollout.environment"]),
     (f"{TALKS} rollout.val_kwargs.ignore_eos=true", ["rollout.val_kwargs.ignore_eos", "rollout.environment"]),
     ("algo=grpo reward=environment", ["reward.reward_funcs.environment", "rollout.environment (found None)"]),
+    (
+        f"{TALKS} algo=sdpo callbacks=[default,teacher_gap]",
+        ["callbacks.teacher_gap", "rollout.environment"],
+    ),
     ("algo=grpo rollout.environment=3", ["rollout.environment must be", "found 3"]),
     (f"{TALKS} rollout.environment.turns=3", ["rollout.environment.turns is not a key", "max_turns"]),
-    (
-        "algo=grpo rollout.environment={_target_:lit_rl.rollout.hf.HFEngine}",
-        ["rollout.environment must be a block whose _target_ makes", "lit_rl.rollout.hf.HFEngine"],
-    ),
     (f"{SERVED} algo.sampling.temperature=0.9", ["use_teacher_server", "algo.sampling.temperature 1.0"]),
     (f"{SERVED} algo.teacher.teacher_model_kind=ema", ["use_teacher_server", "teacher_model_kind 'live'"]),
     (

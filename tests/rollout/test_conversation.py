@@ -325,7 +325,8 @@ class Opens(Environment):
 
 def test_reset_gives_the_prompt(engine: HFEngine, chat: Chat) -> None:
     rows = written(engine, chat, environment=Opens())
-    said = rows.columns["prompt"][0]
+    said = rows.conversations[0].prompt
+    assert rows.columns["prompt"][0] == said[1:], "of the data, so that it can begin again"
     assert [message["role"] for message in said] == ["system", "user"]
     length = int(rows.prompt_len[0])
     assert rows.prompt_ids[0, -length:].tolist() == chat.ids(said)
