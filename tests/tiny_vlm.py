@@ -13,6 +13,8 @@ from PIL import Image
 from tokenizers import AddedToken
 from transformers import (
     CLIPVisionConfig,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
     Idefics3Config,
     Idefics3ForConditionalGeneration,
     Idefics3Processor,
@@ -22,6 +24,8 @@ from transformers import (
     LlavaProcessor,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
@@ -146,6 +150,63 @@ def qwen(seed: int = 0) -> Any:
     return Qwen2VLForConditionalGeneration(config).eval()
 
 
+def qwen3(seed: int = 0) -> Any:
+    """Qwen3-VL: as Qwen2-VL, with features of the tower's layers added in those of the language."""
+    torch.manual_seed(seed)
+    words = tokenizer()
+    config = Qwen3VLConfig(
+        vision_config={
+            "depth": 2, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "patch_size": 4,
+            "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 32,
+            "num_position_embeddings": 64, "deepstack_visual_indexes": [0], "initializer_range": 0.2,
+        },
+        text_config={
+            **_text(len(words)),
+            "head_dim": 16,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3],
+                "mrope_interleaved": True,
+            },
+        },
+        image_token_id=words.convert_tokens_to_ids("<image>"),
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    return Qwen3VLForConditionalGeneration(config).eval()
+
+
+def gemma(seed: int = 0) -> Any:
+    """Gemma 3: tokens of an image see each other in both directions; windows of eight tokens."""
+    torch.manual_seed(seed)
+    words = tokenizer()
+    config = Gemma3Config(
+        vision_config={
+            "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "image_size": 16, "patch_size": 4, "initializer_range": 0.2,
+        },
+        text_config={
+            **_text(len(words)),
+            "head_dim": 16,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+        mm_tokens_per_image=4,
+        image_token_id=words.convert_tokens_to_ids("<image>"),
+    )  # fmt: skip
+    model = Gemma3ForConditionalGeneration(config).eval()
+    with torch.no_grad():  # begins at zero, and would show nothing
+        model.model.multi_modal_projector.mm_input_projection_weight.normal_(std=0.2)
+    return model
+
+
+def gemma_prompt(words: Any, text: str, pictures: Sequence[Any]) -> tuple[list[int], ImageTensors]:
+    """Four tokens for every picture, which is made a square of 16; arguments of `qwen_prompt`."""
+    ids = words(text.replace("<image>", "<image>" * 4), add_special_tokens=False)["input_ids"]
+    squares = [torch.tensor(list(p.resize((16, 16)).tobytes())).view(16, 16, 3) for p in pictures]
+    pixels = torch.stack(squares).permute(0, 3, 1, 2) / 127.5 - 1
+    kinds = (torch.tensor(ids) == words.convert_tokens_to_ids("<image>")).long()
+    return ids, ImageTensors({"pixel_values": pixels, "token_type_ids": kinds})
+
+
 def qwen_prompt(words: Any, text: str, pictures: Sequence[Any]) -> tuple[list[int], ImageTensors]:
     """What Qwen2-VL's processor makes of a prompt; it cannot be built without torchvision.
 
@@ -206,7 +267,8 @@ def image_rows(count: int, *, every: int = 1) -> list[dict[str, Any]]:
     return rows
 
 
-FAMILIES = {"llava": llava, "idefics": idefics, "qwen": qwen}
+FAMILIES = {"llava": llava, "idefics": idefics, "qwen": qwen, "qwen3": qwen3, "gemma": gemma}
+_BY_HAND = {"qwen": qwen_prompt, "qwen3": qwen_prompt, "gemma": gemma_prompt}
 TEXTS = ("<|user|>a<image>b<|assistant|>", "<|user|>x<image>y<image>z<|assistant|>", "<|user|>q<|assistant|>")
 PICTURES = ([picture(1)], [picture(2), picture(3, (33, 40))], [])
 
@@ -215,9 +277,9 @@ def prompts(family: str) -> RolloutBatch:
     """Three prompts with one picture, two, and none, as the family's processor writes them."""
     found: list[tuple[list[int], ImageTensors | None]] = []
     for text, pictures in zip(TEXTS, PICTURES, strict=True):
-        if family == "qwen" and pictures:
-            found.append(qwen_prompt(tokenizer(), text, pictures))
-        elif family == "qwen":
+        if family in _BY_HAND and pictures:
+            found.append(_BY_HAND[family](tokenizer(), text, pictures))
+        elif family in _BY_HAND:
             found.append((tokenizer()(text, add_special_tokens=False)["input_ids"], None))
         else:
             chat = ImageChat({"llava": llava_processor, "idefics": idefics_processor}[family]())
@@ -234,9 +296,9 @@ def plain_inputs(rows: RolloutBatch, b: int) -> dict[str, Any]:
     if rows.completion_ids is not None and rows.completion_len is not None:
         ids = torch.cat([ids, rows.completion_ids[b, : int(rows.completion_len[b])]])
     images = dict(rows.images[b] or {})
-    if "mm_token_type_ids" in images:
-        kinds = images["mm_token_type_ids"]
-        images["mm_token_type_ids"] = torch.nn.functional.pad(kinds, (0, len(ids) - length))[None]
+    for name in ("mm_token_type_ids", "token_type_ids"):
+        if name in images:
+            images[name] = torch.nn.functional.pad(images[name], (0, len(ids) - length))[None]
     return {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None], **images}
 
 

@@ -65,7 +65,9 @@ def test_any_cut_gives_the_same_gradient(family: str, size: int, images_written:
         return parameters_to_vector([p.grad if p.grad is not None else p * 0 for p in model.parameters()])
 
     whole = gradient(len(batch))
-    torch.testing.assert_close(gradient(size), whole, rtol=0, atol=1e-10 * float(whole.abs().max()))
+    tolerance = 1e-6 if family == "gemma" else 1e-10  # whose norms compute in float32 whatever the weights
+    atol = tolerance * float(whole.detach().abs().max())
+    torch.testing.assert_close(gradient(size), whole, rtol=0, atol=atol)
     seeing = {name for name, p in model.named_parameters() if p.grad is not None and p.grad.any()}
     assert any("vision" in name or "visual" in name for name in seeing)
 
