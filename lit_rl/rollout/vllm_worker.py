@@ -1,6 +1,7 @@
 """What lit_rl adds to a vLLM worker: taking over the policy's weights. Imported inside the worker only."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -69,18 +70,24 @@ class WeightUpdate:
         """Load the weights of a safetensors file; the form that an HTTP call can ask for."""
         from safetensors.torch import load_file
 
-        return self._reported(lambda: load_file(path).items())
+        return _reported(lambda: self.update_policy(load_file(path).items()))
 
     def update_policy_from_group(self, meeting: str) -> Report:
         """Load the weights that the trainer sends to the workers of this server."""
-        return self._reported(lambda: weight_group.received(meeting, self.rank))
 
-    def _reported(self, weights: Any) -> Report:
-        """Load, and say what went wrong instead of raising it; see the class."""
-        try:
-            self.update_policy(weights())
-        except ConnectionError as error:
-            return {"lost": str(error)}
-        except Exception as error:
-            return {"error": f"{type(error).__name__}: {error}"}
-        return {}
+        def update() -> None:
+            with closing(weight_group.received(meeting, self.rank)) as weights:
+                self.update_policy(weights)
+
+        return _reported(update)
+
+
+def _reported(update: Callable[[], None]) -> Report:
+    """What goes wrong in an update, said instead of raised; see `WeightUpdate`."""
+    try:
+        update()
+    except ConnectionError as error:
+        return {"lost": str(error)}
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {}

@@ -7,10 +7,11 @@ each server has its own, so that one which dies keeps no other waiting.
 
 import json
 import os
+import re
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -86,9 +87,7 @@ class _Group:
                 self._group: Any = _nccl(store, rank, meeting.workers + 1)
             else:
                 self.device = torch.device("cpu")
-                self._group = _gloo(
-                    store, rank, meeting.workers + 1, own_address, deadline - time.monotonic()
-                )
+                self._group = _gloo(store, rank, meeting.workers + 1, own_address, deadline)
 
     def broadcast(self, flat: Tensor, is_over: Callable[[], bool] = lambda: False) -> None:
         """Bytes from the trainer to all, in place.
@@ -118,7 +117,7 @@ def _peer_lost() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise ConnectionError(str(error).split("\n")[0]) from None
+        raise ConnectionError(re.sub(r"^\[\S+\] |\. This is .*", "", str(error).split("\n")[0])) from None
 
 
 def _gloo(store: Store, rank: int, size: int, own_address: str, deadline: float) -> ProcessGroupGloo:
@@ -204,6 +203,7 @@ def _transfer(
         if _have_joined(store, meeting, asked, deadline):
             group = _Group(store, meeting, 0, meeting.address, deadline)
             _send_all(tensors, meeting, group, asked.done)
+            wait([asked], max(0.0, deadline - time.monotonic()))  # what is on its way is lost with the group
     except ConnectionError as error:
         return asked, str(error)
     finally:
@@ -263,7 +263,7 @@ def _send_all(
 # -------------------------------------------------------------------------------------------- a worker's side
 
 
-def received(text: str, worker: int) -> Iterator[tuple[str, Tensor]]:
+def received(text: str, worker: int) -> Generator[tuple[str, Tensor]]:
     """The weights, in the trainer's order, as they come in.
 
     Args:
@@ -283,13 +283,28 @@ def received(text: str, worker: int) -> Iterator[tuple[str, Tensor]]:
         store = meeting.store()
         listed = json.loads(store.get("tensors"))
         store.set(f"joined/{worker + 1}", "")
-    group = _Group(store, meeting, worker + 1, own, deadline)
-    for bucket in _buckets(listed, meeting.bucket):
-        flat = torch.empty(bucket[-1].end, dtype=torch.uint8, device=group.device)
-        group.broadcast(flat)
-        for part in bucket:
-            one = flat[part.start : part.start + part.size].view(getattr(torch, part.dtype))
-            yield part.name, one.view(part.shape)
+    try:
+        group = _Group(store, meeting, worker + 1, own, deadline)
+        for bucket in _buckets(listed, meeting.bucket):
+            flat = torch.empty(bucket[-1].end, dtype=torch.uint8, device=group.device)
+            group.broadcast(flat)
+            for part in bucket:
+                one = flat[part.start : part.start + part.size].view(getattr(torch, part.dtype))
+                yield part.name, one.view(part.shape)
+        _wait_for_the_others(store, meeting, worker, deadline)
+    except GeneratorExit:
+        store.set("broken off", "")
+        raise
+
+
+def _wait_for_the_others(store: Store, meeting: Meeting, worker: int, deadline: float) -> None:
+    """A worker that leaves takes what it has passed on and the next has not yet read with it."""
+    with _peer_lost():
+        store.set(f"received/{worker + 1}", "")
+        while not store.check([f"received/{rank}" for rank in range(1, meeting.workers + 1)]):
+            if store.check(["broken off"]) or time.monotonic() > deadline:
+                raise ConnectionError("another worker of the server has broken the transfer off")
+            time.sleep(0.002)
 
 
 # ------------------------------------------------------------------------------------- how bytes are laid out

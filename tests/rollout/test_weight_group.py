@@ -172,3 +172,32 @@ def test_a_worker_that_stands_still_is_given_up_in_time(server, port: int) -> No
         big, asked(1, take), server=server, port=port, workers=1, backend="gloo", token="t", seconds=1.0
     )
     assert time.monotonic() - start < 3.0 and "time is up" in reports[0]["lost"]
+
+
+def test_nobody_leaves_before_everybody_has_everything(server, port: int) -> None:
+    """Five workers pass the bytes on to each other; each starts to read its next part when it likes."""
+    big = {f"w{i}": torch.full((2**18,), float(i)) for i in range(12)}
+
+    def take(meeting: str, worker: int) -> Report:
+        for name, tensor in received(meeting, worker):
+            assert torch.equal(tensor, big[name])
+            time.sleep(0.005 * worker)
+        return {}
+
+    ways = {"server": server, "port": port, "workers": 5, "backend": "gloo", "token": "t", "seconds": 20.0}
+    for _ in range(5):
+        assert send(big, asked(5, take), **ways, bucket=2**20) == [{}] * 5
+
+
+def test_a_slow_worker_is_waited_for(server, port: int) -> None:
+    big = {f"w{i}": torch.zeros(2**20) for i in range(8)}
+
+    def take(meeting: str, worker: int) -> Report:
+        arriving = received(meeting, worker)
+        next(arriving)
+        time.sleep(1.3)  # longer than gloo is given at least
+        assert len(list(arriving)) == 7
+        return {}
+
+    ways = {"server": server, "port": port, "workers": 1, "backend": "gloo", "token": "t", "seconds": 20.0}
+    assert send(big, asked(1, take), **ways, bucket=2**22) == [{}]
