@@ -110,6 +110,10 @@ class _Group:
                 time.sleep(0.0005)
             work.wait()
 
+    def leave(self) -> None:
+        """Close the connections, whoever still holds this object: an error on its way does."""
+        self._group = None
+
 
 @contextmanager
 def _peer_lost() -> Iterator[None]:
@@ -207,7 +211,9 @@ def _transfer(
     except ConnectionError as error:
         return asked, str(error)
     finally:
-        del store, group  # an error on its way would keep them, and the workers waiting
+        if group is not None:
+            group.leave()
+        del store
     return asked, ""
 
 

@@ -189,6 +189,25 @@ def test_nobody_leaves_before_everybody_has_everything(server, port: int) -> Non
         assert send(big, asked(5, take), **ways, bucket=2**20) == [{}] * 5
 
 
+def test_a_trainer_that_fails_in_a_transfer_does_not_keep_the_workers_waiting(server, port: int) -> None:
+    class Failing(dict[str, Tensor]):
+        def __getitem__(self, name: str) -> Tensor:
+            if name == "mask":
+                raise InterruptedError("killed")
+            return super().__getitem__(name)
+
+    def take(meeting: str, worker: int) -> Report:
+        with pytest.raises(ConnectionError):
+            dict(received(meeting, worker))
+        return {"lost": "the trainer"}
+
+    ways = {"server": server, "port": port, "workers": 1, "backend": "gloo", "token": "t", "seconds": 20.0}
+    start = time.monotonic()
+    with pytest.raises(InterruptedError, match="killed"):
+        send(Failing(WEIGHTS), asked(1, take), **ways, bucket=1)
+    assert time.monotonic() - start < 5.0
+
+
 def test_a_slow_worker_is_waited_for(server, port: int) -> None:
     big = {f"w{i}": torch.zeros(2**20) for i in range(8)}
 
