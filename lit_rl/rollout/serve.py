@@ -9,6 +9,7 @@ import os
 import sys
 
 from lit_rl.rollout.leftovers import remove_leftovers
+from lit_rl.rollout.vllm_guard import reads_in_chunks
 
 
 def command(model: str, port: int, dtype: str, rest: list[str], host: str = "127.0.0.1") -> list[str]:
@@ -27,6 +28,7 @@ def command(model: str, port: int, dtype: str, rest: list[str], host: str = "127
         *("--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1", "--generation-config", "vllm"),
         "--enable-scale-out",
         *("--worker-extension-cls", "lit_rl.rollout.vllm_worker.WeightUpdate", "--enforce-eager"),
+        *([] if reads_in_chunks() else ["--no-enable-chunked-prefill"]),
         *rest,
     ]
 

@@ -20,7 +20,7 @@ from lit_rl.rollout.leftovers import remove_leftovers
 from lit_rl.rollout.sampling import Sampling
 from lit_rl.rollout.scoring import Scores, reported, scores_of, sequences_of
 from lit_rl.rollout.vllm_adapter import AdapterFolder
-from lit_rl.rollout.vllm_guard import process_group_kept, trainer_left_as_it_was
+from lit_rl.rollout.vllm_guard import process_group_kept, reads_in_chunks, trainer_left_as_it_was
 from lit_rl.rollout.vllm_request import (
     is_policy_distribution,
     request_seed,
@@ -123,6 +123,7 @@ class VLLMColocate(RolloutEngine):
             "max_num_seqs": max_num_seqs,
             "gpu_memory_utilization": gpu_memory_utilization,
             "max_num_batched_tokens": max_num_batched_tokens,
+            "enable_chunked_prefill": reads_in_chunks(),
             "enforce_eager": enforce_eager,
             "enable_prefix_caching": enable_prefix_caching,
             "enable_sleep_mode": free_cache_engine,

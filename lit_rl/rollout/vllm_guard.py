@@ -9,6 +9,15 @@ import torch
 import torch.distributed as dist
 
 
+def reads_in_chunks() -> bool:
+    """Whether vLLM may read a prompt in several passes.
+
+    On a CPU it must not: for a seeded request it then sets its generator back by an offset, which generators
+    of a CPU do not have, and the engine dies (0.32).
+    """
+    return torch.cuda.is_available()
+
+
 @contextmanager
 def trainer_left_as_it_was() -> Iterator[None]:
     """Undo what starting vLLM in process does to it.

@@ -65,6 +65,24 @@ def test_after_every_sync_it_writes_with_the_new_weights(case) -> None:
         torch.testing.assert_close(drawn.rollout_logps, expected, atol=1e-4, rtol=0)
 
 
+@pytest.fixture
+def narrow() -> Iterator[VLLMColocate]:
+    """Reads two of the prompts at once, and a part of a third."""
+    engine = VLLMColocate(gpu_memory_utilization=0.1, max_num_seqs=8, max_num_batched_tokens=160)
+    model = llama(**SHAPE)
+    engine.bind(model, end_token_ids=[END], pad_token_id=PAD, decode=numbers_as_text, max_tokens=100)
+    engine.sync_weights(named_base_tensors(model), 0)
+    yield engine
+    engine.close()
+
+
+def test_more_prompts_than_are_read_at_once_wait(narrow: VLLMColocate) -> None:
+    """A seeded request whose prompt is read in two passes kills the engine on a CPU."""
+    prompts = [[n] + list(range(2, 38)) * 2 for n in range(2, 10)]
+    rows = generate(narrow, prompts, G=2, ignore_eos=True)
+    assert rows.completion_len.tolist() == [12] * 16
+
+
 @pytest.mark.parametrize("left_out", ["q_proj", "lm_head"])
 def test_an_update_that_leaves_weights_out_is_seen(case, left_out: str) -> None:
     model, engine = case

@@ -162,3 +162,4 @@ def test_the_server_command_makes_weights_updatable() -> None:
     line = command("folder", 8000, "auto", ["--max-model-len", "64"])
     assert line[0] == sys.executable and line[-2:] == ["--max-model-len", "64"]
     assert "lit_rl.rollout.vllm_worker.WeightUpdate" in line
+    assert ("--no-enable-chunked-prefill" in line) is not torch.cuda.is_available()  # see test_vllm.py
