@@ -68,7 +68,7 @@ def test_after_every_sync_it_writes_with_the_new_weights(case) -> None:
 @pytest.fixture
 def narrow() -> Iterator[VLLMColocate]:
     """Reads two of the prompts at once, and a part of a third."""
-    engine = VLLMColocate(gpu_memory_utilization=0.1, max_num_seqs=8, max_num_batched_tokens=160)
+    engine = VLLMColocate(gpu_memory_utilization=0.3, max_num_seqs=8, max_num_batched_tokens=160)
     model = llama(**SHAPE)
     engine.bind(model, end_token_ids=[END], pad_token_id=PAD, decode=numbers_as_text, max_tokens=100)
     engine.sync_weights(named_base_tensors(model), 0)
