@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import yaml
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -27,7 +29,7 @@ def run(overrides: tuple[str, ...], seed: int, folder: Path, threads: int | None
         RunFailed: it ended with an error.
     """
     summary = folder / "summary.json"
-    if not summary.exists():
+    if not _is_finished(folder):
         shutil.rmtree(folder, ignore_errors=True)
         command = [sys.executable, "train.py", *overrides, f"seed={seed}", f"run_dir={folder}"]
         environment = {**os.environ, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
@@ -36,6 +38,16 @@ def run(overrides: tuple[str, ...], seed: int, folder: Path, threads: int | None
         if done.returncode:
             raise RunFailed(done.stderr[-2000:])
     return json.loads(summary.read_text())
+
+
+def _is_finished(folder: Path) -> bool:
+    """Whether a run has done all its steps; one that was told to stop has a summary too."""
+    summary, config = folder / "summary.json", folder / "config.yaml"
+    if not summary.exists() or not config.exists():
+        return False
+    return (
+        json.loads(summary.read_text())["steps"] >= yaml.safe_load(config.read_text())["trainer"]["max_steps"]
+    )
 
 
 def mean_accuracy(by_source: dict[str, float]) -> float:

@@ -9,27 +9,21 @@ from critic_mutations import critic_values
 REWARDS = """
 from torch.utils.data import Dataset
 
-
 def length(data_source, solution_str, ground_truth, extra_info=None):
     return len(solution_str) / 10
-
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     return len(solution_str) / 5
 
-
 def other(data_source, solution_str, ground_truth, extra_info=None):
     return float("1" in solution_str)
-
 
 def columns(prompts, completions, **columns):
     return [sum(len(str(values)) for values in columns.values()) / 1000] * len(prompts)
 
-
 class Rows(list, Dataset):
     def __init__(self, data_files):
         super().__init__({"prompt": f"{i}+1=", "data_source": "lit_rl/arithmetic"} for i in range(16))
-
 
 def broken(data_source, solution_str, ground_truth, extra_info=None):
     raise ValueError("broken")

@@ -157,8 +157,3 @@ def test_responses_are_written_with_their_pictures(place: Path, tmp_path: Path) 
 def test_what_cannot_see_is_refused(overrides: list[str], words: str, place: Path, tmp_path: Path) -> None:
     found = outcome(settings(place, "algo=grpo", *overrides), tmp_path / "run")
     assert found["error"].startswith(words)
-
-
-def test_conversations_about_images_are_refused(place: Path, tmp_path: Path) -> None:
-    words = settings(place, "algo=grpo", "+rollout.environment._target_=conversing.Retry")
-    assert "rollout.environment and a column of images" in outcome(words, tmp_path / "run")["error"]
