@@ -18,12 +18,20 @@ def remove_leftovers(folder: Path = Path("/dev/shm"), processes: Path = Path("/p
     Returns:
         The names removed.
     """
-    found = {str(path): path for path in folder.glob(PATTERN) if path.stat().st_uid == os.geteuid()}
+    found = {str(path): path for path in folder.glob(PATTERN) if _is_own(path)}
     held = set(_held(processes)) if found else set()
     gone = [path for name, path in found.items() if name not in held]
     for path in gone:
         path.unlink(missing_ok=True)
     return [path.name for path in gone]
+
+
+def _is_own(path: Path) -> bool:
+    """Whether it is this user's; what another engine removes meanwhile is nobody's."""
+    try:
+        return path.stat().st_uid == os.geteuid()
+    except FileNotFoundError:
+        return False
 
 
 def _held(processes: Path) -> Iterator[str]:
