@@ -35,15 +35,19 @@ class TensorMemory(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for tensor in tree_iter((args, kwargs)):
             if isinstance(tensor, Tensor):
-                self._follow(tensor.untyped_storage(), is_new=False)
+                self._follow(tensor, is_new=False)
         out = func(*args, **(kwargs or {}))
         for tensor in tree_iter(out):
             if isinstance(tensor, Tensor):
-                self._follow(tensor.untyped_storage(), is_new=True)
+                self._follow(tensor, is_new=True)
         return out
 
-    def _follow(self, storage: Any, *, is_new: bool) -> None:
-        key, size = storage._cdata, storage.nbytes() if is_new else 0
+    def _follow(self, tensor: Tensor, *, is_new: bool) -> None:
+        # What oneDNN has laid out in its own way has no storage, and no views that share one.
+        storage: Any = tensor if tensor.is_mkldnn else tensor.untyped_storage()
+        key = id(tensor) if tensor.is_mkldnn else storage._cdata
+        size = tensor.numel() * tensor.element_size() if tensor.is_mkldnn else storage.nbytes()
+        size = size if is_new else 0
         if key in self._known:
             return
         self._known.add(key)

@@ -26,6 +26,7 @@ from lit_rl.models.parameters import decay_groups
 from lit_rl.models.score import completion_hidden, head_of, rows_of
 from lit_rl.models.weights import base_of, base_tensors, has_adapters
 from lit_rl.rollout.memory import DecodingMemory, decoding_memory
+from lit_rl.rollout.prepacked import prepacked_bytes
 
 SEEN_ROWS = 256  # training rows that prompt lengths are taken from
 
@@ -83,13 +84,15 @@ def memory_of(tree: dict[str, Any], datamodule: Any, ranks: int = 1) -> Memory:
     shape = _shape(tree, datamodule, ranks, policy)
     engine = _engine(tree)
     memory = Memory(_parts(tree, policy, critic), rows=_words(shape))
-    if engine is not None and engine.get("dtype", "auto") not in ("auto", _dtype_name(policy)):
-        size = getattr(torch, engine["dtype"]).itemsize
-        memory.parts[f"decoding copy in {engine['dtype']}"] = size * _numbers(policy.parameters())
     if engine is not None:
+        own, wanted = base_of(policy).dtype, engine.get("dtype", "auto")
+        dtype = own if wanted == "auto" else getattr(torch, wanted)
+        if dtype is not own:
+            memory.parts[f"decoding copy in {wanted}"] = dtype.itemsize * _numbers(policy.parameters())
+        prepacked = 0 if _is_gpu(tree) else prepacked_bytes(base_of(policy), dtype)
         for name, work in _generations(tree, shape, policy, engine).items():
             found = work()
-            memory.phases[name], memory.caches[name] = found.peak, found.cache
+            memory.phases[name], memory.caches[name] = found.peak + prepacked, found.cache
     memory.phases["scoring"] = peak_of(partial(_scored, tree, policy, shape))
     memory.phases["update"] = peak_of(partial(_updated, tree, policy, critic, shape))
     trained = [model for model in (policy, critic) if model is not None]
@@ -182,10 +185,6 @@ def _averaged(policy: nn.Module) -> int:
 
 def _numbers(tensors: Any) -> int:
     return sum(tensor.numel() for tensor in tensors)
-
-
-def _dtype_name(model: nn.Module) -> str:
-    return str(base_of(model).dtype).removeprefix("torch.")
 
 
 def _is_gpu(tree: dict[str, Any]) -> bool:

@@ -16,6 +16,7 @@ from lit_rl.rollout.ends import StopStrings
 from lit_rl.rollout.engine import RolloutEngine
 from lit_rl.rollout.next_token import NextToken, decoding
 from lit_rl.rollout.noise import uniforms
+from lit_rl.rollout.prepacked import prepacked
 from lit_rl.rollout.processors import draw_of
 from lit_rl.rollout.sampling import Sampling
 from lit_rl.rollout.scoring import Scores, model_scores
@@ -125,7 +126,7 @@ class HFEngine(RolloutEngine):
             noise = uniforms(
                 seed, step, rows.prompt_row.tolist(), generations, sampling.max_completion_length
             )
-        with decoding(self._model):
+        with decoding(self._model), prepacked(self._model):
             written = self._written(prompts, num_generations, sampling, noise, on_progress)
         return self._filled(rows, written)
 
