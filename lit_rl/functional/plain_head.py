@@ -1,11 +1,12 @@
 """Log-probabilities behind a plain linear head, with gradients written by hand.
 
-All chunks of positions share buffers for their logits, which the backward pass computes again; where
-there is one chunk only, its probabilities are kept instead. A head without gradient, as with adapters, needs
-neither: the direction of each hidden state's gradient is taken in the forward pass, its length comes later.
+All chunks of positions share buffers for their logits, which the backward pass computes again; where there is
+one chunk only, what its gradients need of them is kept instead. A head without gradient, as with adapters,
+needs neither: the direction of each hidden state's gradient is taken in the forward pass, its length later.
 """
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,8 +20,9 @@ _ELEMENTS = 2**21
 class PlainHead(torch.autograd.Function):
     """`log_softmax((W h + b) / temperature)` at the target, and the entropy of that distribution.
 
-    With p the softmax, y the target and c the gradient of the log-probability, that of the scaled logits is
-    c (onehot(y) - p). The entropy has no gradient.
+    With p the softmax, y the target, e = p - onehot(y) and c the gradient of the log-probability over the
+    temperature, the gradient of the hidden state h is -c e W and that of the weight the sum of -e^T (c h):
+    nothing of the vocabulary's size is multiplied by c. The entropy has no gradient.
     """
 
     @staticmethod
@@ -63,8 +65,9 @@ class PlainHead(torch.autograd.Function):
                 total = weights.sum(-1, keepdim=True)
             logps[part] = (chosen - total.log())[:, 0]
             if directions is not None:
-                directions[part] = logits.back(_away(weights.div_(total), targets[part], None))
-        kept = weights.div_(total) if keeps else None
+                error = logits.error(weights.div_(total), targets[part])
+                directions[part] = logits.of_hidden(error) / -temperature
+        kept = logits.error(weights.div_(total), targets) if keeps else None
         ctx.save_for_backward(hidden, weight, bias, targets, directions, kept)
         ctx.temperature, ctx.chunk, ctx.dtype = temperature, chunk, logits.weight.dtype
         ctx.mark_non_differentiable(entropy)
@@ -80,19 +83,20 @@ class PlainHead(torch.autograd.Function):
         if not any(ctx.needs_input_grad[:3]):
             return (None,) * 8
         logits = _Logits(hidden, weight, bias, ctx.temperature, ctx.chunk, ctx.dtype)
-        of_hidden = torch.empty_like(hidden)
-        of_weight = torch.zeros_like(weight, dtype=logits.precision)
+        factors = (of_logps / -ctx.temperature)[:, None]  # (N, 1)
+        of_hidden, of_weight = torch.empty_like(hidden), None
         of_bias = None if bias is None else torch.zeros_like(bias, dtype=logits.precision)
         for part in logits.parts():
-            if kept is None:
+            error = kept
+            if error is None:
                 weights = logits.shifted(part).exp_()
-                probabilities = weights.div_(weights.sum(-1, keepdim=True))
-            else:
-                probabilities = kept.clone()
-            gradient = _away(probabilities, targets[part], of_logps[part])
+                error = logits.error(weights.div_(weights.sum(-1, keepdim=True)), targets[part])
+            of_hidden[part] = logits.of_hidden(error) * factors[part]
+            of_weight = _added(of_weight, error, hidden[part] * factors[part])
             if of_bias is not None:
-                of_bias += gradient.sum(0) / ctx.temperature
-            of_hidden[part] = logits.back(gradient, of_weight, hidden[part])
+                of_bias += (error.t() @ factors[part].to(error.dtype))[:, 0]
+        if of_weight is None:
+            of_weight = torch.zeros_like(weight)
         return (
             of_hidden if ctx.needs_input_grad[0] else None,
             of_weight.to(weight.dtype) if ctx.needs_input_grad[1] else None,
@@ -101,14 +105,14 @@ class PlainHead(torch.autograd.Function):
         )
 
 
-def _away(probabilities: Tensor, targets: Tensor, factors: Tensor | None) -> Tensor:
-    """(n, V) factor (onehot(target) - p), in the place of p; factors (n,), None = 1."""
-    rows = targets[:, None]
-    if factors is None:
-        return probabilities.neg_().scatter_add_(-1, rows, torch.ones_like(rows, dtype=probabilities.dtype))
-    return probabilities.mul_(-factors[:, None]).scatter_add_(
-        -1, rows, factors[:, None].to(probabilities.dtype)
-    )
+def _added(of_weight: Tensor | None, error: Tensor, hidden: Tensor) -> Tensor:
+    """(V, H) in float32 or better, with error^T (V, n) times hidden (n, H) added; None is zero."""
+    if of_weight is None:
+        product = error.t() @ hidden.to(error.dtype)
+        return product.to(torch.promote_types(error.dtype, torch.float32))
+    if of_weight.dtype == error.dtype:
+        return of_weight.addmm_(error.t(), hidden.to(error.dtype))
+    return of_weight.add_(error.t() @ hidden.to(error.dtype))
 
 
 def _sums(shifted: Tensor) -> tuple[Tensor, Tensor]:
@@ -156,14 +160,20 @@ class _Logits:
         self.hidden, self.weight = hidden.to(dtype), weight.to(dtype)
         self._bias = None if bias is None else bias.to(dtype)
         self.precision = torch.promote_types(dtype, torch.float32)
-        shape = min(chunk, len(hidden)), len(weight)
-        self._product = self.weight.new_empty(shape)
-        is_precise = dtype == self.precision
-        self._shifted = self._product if is_precise else self._product.new_empty(shape, dtype=self.precision)
+        self._shape = min(chunk, len(hidden)), len(weight)
+
+    @cached_property
+    def _product(self) -> Tensor:
+        return self.weight.new_empty(self._shape)
+
+    @cached_property
+    def _shifted(self) -> Tensor:
+        is_precise = self.weight.dtype == self.precision
+        return self._product if is_precise else self.weight.new_empty(self._shape, dtype=self.precision)
 
     def new(self, rows: int) -> Tensor:
         """(rows,) in the precision of the results."""
-        return self._shifted.new_empty(rows)
+        return self.weight.new_empty(rows, dtype=self.precision)
 
     def parts(self) -> Iterator[slice]:
         """The chunks."""
@@ -184,22 +194,14 @@ class _Logits:
         shifted -= shifted.amax(-1, keepdim=True)
         return shifted
 
-    def back(self, gradient: Tensor, of_weight: Tensor | None = None, hidden: Tensor | None = None) -> Tensor:
-        """(n, H) gradient of hidden states from that of the scaled logits, which is used up.
+    def error(self, probabilities: Tensor, targets: Tensor) -> Tensor:
+        """(n, V) p - onehot(y) in the products' dtype, in the place of p or in the buffer for products."""
+        rows = targets[:, None]
+        probabilities.scatter_add_(-1, rows, torch.full_like(rows, -1, dtype=probabilities.dtype))
+        if probabilities.dtype == self.weight.dtype:
+            return probabilities
+        return self._product[: len(probabilities)].copy_(probabilities)
 
-        Args:
-            gradient: (n, V).
-            of_weight: (V, H), to which the weight's gradient is added.
-            hidden: (n, H), for that.
-        """
-        if self._temperature != 1.0:
-            gradient /= self._temperature
-        product = gradient
-        if gradient.dtype != self.weight.dtype:
-            product = self._product[: len(gradient)].copy_(gradient)
-        if of_weight is not None and hidden is not None:
-            if of_weight.dtype == product.dtype:
-                of_weight.addmm_(product.t(), hidden)
-            else:
-                of_weight += product.t() @ hidden.to(product.dtype)
-        return product @ self.weight
+    def of_hidden(self, error: Tensor) -> Tensor:
+        """(n, H) the error (n, V) times the weight."""
+        return error @ self.weight
