@@ -58,7 +58,7 @@ class Shape:
     """The rows of an optimizer batch on one rank, every one at its limit.
 
     Attributes:
-        rows: with prompts, completions and, in SDPO, the teacher's prompts.
+        rows: with prompts, completions and, where a teacher reads in this process, its prompts.
         pieces: micro-batches, the largest first.
         prompts, completions: P and P * G of a step on this rank.
         prompt_tokens, completion_tokens: S and T.
@@ -206,7 +206,8 @@ def _shape(tree: dict[str, Any], datamodule: Any, ranks: int, policy: nn.Module)
     completions = prompts * group
     size = (algo["batch"]["optimizer_batch_size"] or completions * ranks) // ranks
     rows = _rows(size, group, prompt_tokens, completion_tokens)
-    if (at(algo, "distillation.distillation_weight") or 0.0) > 0:
+    is_taught = (at(algo, "distillation.distillation_weight") or 0.0) > 0
+    if is_taught and not algo["teacher"]["use_teacher_server"]:
         rows.teacher_prompt_ids, rows.teacher_prompt_len = _teacher_prompts(tree, datamodule, rows)
     pieces = list(built(algo["batch"]).micro_batches(rows, is_sharing=shares_prefixes(policy)))
     return Shape(rows, pieces, prompts, completions, prompt_tokens, completion_tokens)
@@ -304,8 +305,10 @@ def _policy_loss(tree: dict[str, Any], policy: nn.Module, piece: RolloutBatch) -
     hidden, head = completion_hidden(policy, rows_of(piece)), head_of(policy)
     settings, temperature = at(tree, "algo.distillation"), _temperature(tree)
     if settings and settings["distillation_weight"] > 0 and settings["distillation_mode"] != "sampled_token":
-        with torch.no_grad():
-            theirs = completion_hidden(policy, rows_of(_as_teacher(piece)))
+        theirs = hidden.detach()
+        if piece.teacher_prompt_ids is not None:
+            with torch.no_grad():
+                theirs = completion_hidden(policy, rows_of(_as_teacher(piece)))
         source = Source(theirs, Head(head.weight.detach(), None, head.multiplier, head.softcap))
         gaps = built(settings).gaps(hidden, head, [source], _targets(hidden), temperature)
         loss = gaps.divergence.sum()

@@ -81,6 +81,16 @@ def test_the_page_says_what_would_take_less(monkeypatch: pytest.MonkeyPatch) -> 
     assert "model.gradient_checkpointing=true " in page
 
 
+def test_a_teacher_on_the_server_reads_nothing_here() -> None:
+    def scoring(*overrides: str) -> int:
+        live = ("algo=sdpo", "algo.teacher.teacher_model_kind=live", "rollout=vllm_server")
+        tree = checked(Source(CONF), [*live, *overrides]).tree
+        return memory_of(tree, built(tree["data"])).phases["scoring"]
+
+    on_server = scoring("algo.teacher.use_teacher_server=true", "algo.distillation.distillation_topk=null")
+    assert on_server < 0.7 * scoring()
+
+
 def test_what_cannot_be_known_is_said() -> None:
     job = checked(Source(CONF), ["algo=grpo", "model=hf", "model.path=some/where", "data.tokenizer=embedded"])
     page = memory_page.memory_page(job.settings, job.tree, built(job.tree["data"]))
