@@ -23,6 +23,7 @@ HERE = Path(__file__).resolve().parent
 SWITCHES = {  # name: settings with it, settings without it
     "share_prefix": ("model.kernels.share_prefix=true", "model.kernels.share_prefix=false"),
     "gradient_checkpointing": ("model.gradient_checkpointing=true", "model.gradient_checkpointing=false"),
+    "use_fused_kernels": ("model.kernels.use_fused_kernels=true", "model.kernels.use_fused_kernels=false"),
     "torch_compile": ("model.kernels.torch_compile=true", "model.kernels.torch_compile=false"),
     "micro_batch_of_1": ("algo.batch.micro_batch_size=1", ""),
     "fused_optimizer": ("optim.fused=true", "optim.fused=false"),
