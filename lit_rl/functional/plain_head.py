@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from lit_rl.functional.precision import product_dtype
+
 _ELEMENTS = 2**21
 """Exponentials that exist beside the logits while an entropy is added up."""
 
@@ -127,13 +129,6 @@ def _sums(shifted: Tensor) -> tuple[Tensor, Tensor]:
     return total, weighted
 
 
-def _product_dtype(weight: Tensor) -> torch.dtype:
-    """Autocast's, where it is on, or the weight's own."""
-    kind = weight.device.type
-    is_cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    return torch.get_autocast_dtype(kind) if is_cast else weight.dtype
-
-
 class _Logits:
     """Scaled logits of chunks, in buffers that are used again.
 
@@ -155,7 +150,7 @@ class _Logits:
         chunk: int,
         dtype: torch.dtype | None = None,
     ) -> None:
-        dtype = dtype or _product_dtype(weight)
+        dtype = dtype or product_dtype(weight.dtype, weight.device.type)
         self._temperature, self._chunk = temperature, chunk
         self.hidden, self.weight = hidden.to(dtype), weight.to(dtype)
         self._bias = None if bias is None else bias.to(dtype)

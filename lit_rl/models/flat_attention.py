@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
+from lit_rl.functional.precision import product_dtype
 from lit_rl.models.shared_prefix import FlatRows, flat_rows, unpadded_rows
 from lit_rl.models.weights import base_of
 
@@ -93,11 +94,14 @@ class _FlatMask:
         rows: the layout.
         prompts: (1, 1, S, S), or None for plain causal attention.
         bundles: (K, 1, Q, S + Q): a bundle's keys are its prompt and then itself.
+        folded: (K, 1, R * Q, S + Q), to be added to the scores, for R heads that share keys as queries of one
+            head; None without gradient. All layers keep this one; of a bool mask each would keep numbers.
     """
 
     rows: FlatRows
     prompts: Tensor | None
     bundles: Tensor
+    folded: Tensor | None = None
 
 
 def _mask(name: str) -> Callable[..., Any]:
@@ -116,9 +120,22 @@ def _mask(name: str) -> Callable[..., Any]:
         bundles = _bundle_mask(rows, mask_function, zero)
         if name == "eager":
             return _FlatMask(rows, *(_additive(seen, kwargs["dtype"]) for seen in (prompts, bundles)))
-        return _FlatMask(rows, None if mask_function is causal_mask_function else prompts, bundles)
+        folded = None
+        if torch.is_grad_enabled():
+            numbers = _in_numbers(bundles, product_dtype(kwargs["dtype"], device.type))
+            folded = numbers.repeat(1, 1, _heads_per_key(kwargs["config"]), 1)
+        return _FlatMask(rows, None if mask_function is causal_mask_function else prompts, bundles, folded)
 
     return mask
+
+
+def _heads_per_key(config: PreTrainedConfig) -> int:
+    heads = config.num_attention_heads
+    return heads // (getattr(config, "num_key_value_heads", None) or heads)
+
+
+def _in_numbers(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
 
 
 def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
@@ -148,34 +165,35 @@ def _attention(name: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
         if not isinstance(attention_mask, _FlatMask):
             if _running.get() is not None:
                 raise NotImplementedError("attention without the mask that was made for it")
-            if name == "sdpa" and _is_packable(query, key, attention_mask, kwargs):
-                return _packed(query, key, value, attention_mask, kwargs.get("scaling")), None
+            if name == "sdpa" and query.shape[2] == 1 and _is_foldable(query, key, attention_mask, kwargs):
+                return _folded(query, key, value, attention_mask, kwargs.get("scaling")), None
             return own(module, query, key, value, attention_mask, **kwargs)
         return _flat(own, module, (query, key, value), attention_mask, kwargs), None
 
     return attention
 
 
-def _is_packable(query: Tensor, key: Tensor, mask: Tensor | None, kwargs: dict[str, Any]) -> bool:
-    """Whether rows have one query, whose heads share keys and see the same ones, and no more is asked."""
+def _is_foldable(query: Tensor, key: Tensor, mask: Tensor | None, kwargs: dict[str, Any]) -> bool:
+    """Whether heads that share keys see the same ones, the mask is of all their queries, and all is plain."""
     is_plain = all(kwargs.get(name) in (None, 0.0) for name in ("position_bias", "softcap", "dropout"))
-    is_same = mask is None or mask.shape[1] == 1
-    return query.shape[2] == 1 and query.shape[1] > key.shape[1] and is_same and is_plain
+    queries = query.shape[1] // key.shape[1] * query.shape[2]
+    is_for_all = mask is None or (mask.shape[1] == 1 and mask.shape[2] in (1, queries))
+    return is_plain and is_for_all
 
 
-def _packed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
-    """(B, 1, heads, dim): heads that share keys as queries of one head, so that no key is copied for each.
+def _folded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+    """(B, Q, heads, dim): heads that share keys as queries of one head, so that no key is copied for each.
 
     Args:
-        query: (B, heads, 1, dim).
+        query: (B, heads, Q, dim).
         key, value: (B, key heads, L, dim).
-        mask: (B, 1, 1, L), or None where every key is seen.
+        mask: (B, 1, heads / key heads * Q, L) or to be expanded to it, or None where every key is seen.
         scaling: of the products.
     """
-    rows, heads, _, dim = query.shape
+    rows, heads, count, dim = query.shape
     queries = query.reshape(rows, key.shape[1], -1, dim)
     out = nn.functional.scaled_dot_product_attention(queries, key, value, attn_mask=mask, scale=scaling)
-    return out.reshape(rows, 1, heads, value.shape[-1])
+    return out.reshape(rows, heads, count, value.shape[-1]).transpose(1, 2)
 
 
 def _flat(
@@ -192,7 +210,10 @@ def _flat(
             torch.cat([of_prompt.index_select(0, rows.bundle_prompt), of_rows], 2)
             for of_prompt, of_rows in zip((key, value), inner, strict=True)
         )
-        answers = own(module, queries, keys, values, mask.bundles, **kwargs)[0]
+        if mask.folded is not None and _is_foldable(queries, keys, mask.folded, kwargs):
+            answers = _folded(queries, keys, values, mask.folded, kwargs.get("scaling"))
+        else:
+            answers = own(module, queries, keys, values, mask.bundles, **kwargs)[0]
         out = torch.cat([out, rows.bundles.collected(answers)])
     return out[None]
 
