@@ -157,6 +157,17 @@ def test_a_prompt_s_keys_are_copied_per_bundle_and_a_bundle_wastes_at_most_half_
     assert flat_rows(*grouped((4,), (9,) * 8, 8)[:4]).bundles.token.shape == (8, 8)
 
 
+def test_layers_keep_a_bundle_s_keys_once_for_the_heads_that_share_them_and_one_mask_for_all():
+    model, kept = from_config(Qwen3Config(**SHAPE)), []
+    set_layout_(model, SHARED)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda t: t):
+        score(model, grouped((40,), (9,) * 8, 8))
+    keys = [tensor for tensor in kept if tensor.shape[::2] == (4, 40 + 16)]
+    masks = [tensor for tensor in kept if tensor.dim() == 4 and tensor.shape[-1] == 40 + 16]
+    assert len(keys) == 6 and {tensor.shape[1] for tensor in keys} == {SHAPE["num_key_value_heads"]}
+    assert len(masks) == 3 and len({tensor.untyped_storage().data_ptr() for tensor in masks}) == 1
+
+
 def test_rows_that_share_nothing_stay_in_the_plain_form():
     assert flat_rows(*make_rows((5, 5, 5), (4, 4, 4))[:4]) is None
 
