@@ -6,10 +6,11 @@ No gradient reaches the teacher.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from lit_rl.functional.logps import (
     Head,
@@ -21,6 +22,7 @@ from lit_rl.functional.logps import (
     tempered,
 )
 from lit_rl.functional.precision import promoted
+from lit_rl.functional.slices import row_slices
 
 LOG_RATIO_BOUND = 20.0
 LOG_MASS_BOUND = -1e-7
@@ -47,13 +49,53 @@ def divergence(student_logps: Tensor, teacher_logps: Tensor, *, alpha: float) ->
     Returns:
         (n,) float32 or better.
     """
-    student, teacher = promoted(student_logps), promoted(teacher_logps).detach()
-    if alpha == 0:
-        return _kl(teacher, student)
-    if alpha == 1:
-        return _kl(student, teacher)
-    mixture = torch.logaddexp(student + math.log1p(-alpha), teacher + math.log(alpha))
-    return (1 - alpha) * _kl(student, mixture) + alpha * _kl(teacher, mixture)
+    return _Divergence.apply(promoted(student_logps), promoted(teacher_logps).detach(), alpha)
+
+
+class _Divergence(torch.autograd.Function):
+    """`divergence` of (n, K) float32 or better, which keeps nothing beside its arguments for the backward.
+
+    With s and t the log-probabilities of student and teacher and m of their mixture, the gradient in s is
+    -exp(t) for alpha 0, exp(s) (s - t + 1) for alpha 1, and (1 - alpha) exp(s) (s - m) between.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, student: Tensor, teacher: Tensor, alpha: float) -> Tensor:
+        """(n,) values."""
+        ctx.save_for_backward(student, teacher)
+        ctx.alpha = alpha
+        value = student.new_empty(len(student))
+        for rows in row_slices(student):
+            s, t = student[rows], teacher[rows]
+            if alpha == 0:
+                value[rows] = _kl(t, s)
+            elif alpha == 1:
+                value[rows] = _kl(s, t)
+            else:
+                m = _mixture(s, t, alpha)
+                value[rows] = (1 - alpha) * _kl(s, m) + alpha * _kl(t, m)
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_value: Tensor) -> tuple[Tensor, None, None]:
+        """The student's gradient, (n, K)."""
+        (student, teacher), alpha = ctx.saved_tensors, ctx.alpha
+        gradient = torch.empty_like(student)
+        for rows in row_slices(student):
+            s, t = student[rows], teacher[rows]
+            if alpha == 0:
+                of_rows = -t.exp()
+            elif alpha == 1:
+                of_rows = s.exp().mul_(s - t + 1)
+            else:
+                of_rows = (1 - alpha) * s.exp().mul_(s - _mixture(s, t, alpha))
+            torch.mul(of_rows, of_value[rows, None], out=gradient[rows])
+        return gradient, None, None
+
+
+def _mixture(student: Tensor, teacher: Tensor, alpha: float) -> Tensor:
+    return torch.logaddexp(student + math.log1p(-alpha), teacher + math.log(alpha))
 
 
 def _kl(logps: Tensor, other_logps: Tensor) -> Tensor:
@@ -75,8 +117,9 @@ def topk_divergence(
     Returns:
         (n,) float32 or better.
     """
-    student, support = promoted(student_logps).topk(min(topk, student_logps.shape[-1]), dim=-1)  # (n, K)
-    teacher = promoted(teacher_logps).gather(-1, support)
+    student, teacher = promoted(student_logps), promoted(teacher_logps)
+    support = student.detach().topk(min(topk, student.shape[-1]), dim=-1).indices  # (n, K)
+    student, teacher = student.gather(-1, support), teacher.gather(-1, support)
     close = with_tail if add_tail else renormalized
     return divergence(close(student), close(teacher), alpha=alpha)
 

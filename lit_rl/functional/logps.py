@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lit_rl.functional.plain_head import PlainHead
 from lit_rl.functional.precision import promoted
+from lit_rl.functional.slices import row_slices
 
 BLOCK_BYTES = 96 * 2**20
 """Of the logits that exist at once where nobody asks for another number of positions: 512 positions of a
@@ -89,7 +90,13 @@ def at_targets(logps: Tensor, targets: Tensor) -> Tensor:
 
 def entropy_of_logps(logps: Tensor) -> Tensor:
     """(...) entropy in nats of log-probabilities (..., V), `-sum_v p_v log p_v`."""
-    return -(logps.exp() * logps).sum(-1)
+    if logps.requires_grad and torch.is_grad_enabled():
+        return -(logps.exp() * logps).sum(-1)
+    rows = logps.flatten(0, -2)  # (n, V)
+    entropy = rows.new_empty(len(rows))
+    for part in row_slices(rows):
+        entropy[part] = -rows[part].exp().mul_(rows[part]).sum(-1)
+    return entropy.unflatten(0, logps.shape[:-1])
 
 
 def token_logps(

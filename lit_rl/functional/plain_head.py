@@ -14,9 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lit_rl.functional.precision import product_dtype
-
-_ELEMENTS = 2**21
-"""Exponentials that exist beside the logits while an entropy is added up."""
+from lit_rl.functional.slices import row_slices
 
 
 class PlainHead(torch.autograd.Function):
@@ -120,9 +118,7 @@ def _added(of_weight: Tensor | None, error: Tensor, hidden: Tensor) -> Tensor:
 def _sums(shifted: Tensor) -> tuple[Tensor, Tensor]:
     """(n, 1) sums of exp(z) and of z exp(z) over the vocabulary, a few rows at a time."""
     total, weighted = (shifted.new_empty(len(shifted), 1) for _ in range(2))
-    size = max(_ELEMENTS // shifted.shape[1], 1)
-    for start in range(0, len(shifted), size):
-        rows = slice(start, start + size)
+    for rows in row_slices(shifted):
         weights = shifted[rows].exp()
         total[rows] = weights.sum(-1, keepdim=True)
         weighted[rows] = weights.mul_(shifted[rows]).sum(-1, keepdim=True)

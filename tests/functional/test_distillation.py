@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lit_rl.functional import distillation as module
+from lit_rl.functional import slices
 from lit_rl.functional.distillation import (
     Source,
     divergence,
@@ -20,7 +21,7 @@ from lit_rl.functional.distillation import (
     trust_region_logits,
     with_tail,
 )
-from lit_rl.functional.logps import Head, logits, token_logps
+from lit_rl.functional.logps import Head, entropy_of_logps, logits, token_logps
 
 ALPHAS = [0.0, 0.5, 1.0]
 
@@ -276,3 +277,23 @@ def test_half_precision_is_promoted(dtype: torch.dtype) -> None:
         importance_weight(student, teacher, 2.0),
     ):
         assert result.dtype == torch.float32
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("elements", [1, 14, 2**21])
+def test_gradients_are_those_of_finite_differences_however_rows_are_sliced(
+    alpha: float, elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slices, "_ELEMENTS", elements)
+    generator = torch.Generator().manual_seed(0)
+    student, teacher = (torch.randn(5, 7, generator=generator, dtype=torch.float64) for _ in range(2))
+    teacher = teacher.log_softmax(-1)
+
+    def gaps(scores: Tensor) -> tuple[Tensor, Tensor]:
+        logps = scores.log_softmax(-1)
+        cut = topk_divergence(logps, teacher, topk=3, alpha=alpha, add_tail=True)
+        return divergence(logps, teacher, alpha=alpha), cut
+
+    assert torch.autograd.gradcheck(gaps, (student.requires_grad_(),))
+    logps = student.detach().log_softmax(-1)
+    torch.testing.assert_close(entropy_of_logps(logps), -(logps.exp() * logps).sum(-1))
