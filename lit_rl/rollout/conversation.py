@@ -10,14 +10,16 @@ generation and position in the completion, so that every turn has noise of its o
 the rows beside it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from lit_rl.batch import RolloutBatch, length_mask, padded
-from lit_rl.errors import DataError
+from lit_rl.errors import ConfigError, DataError
 from lit_rl.rollout.environment import Environment, Message, Turn
 from lit_rl.rollout.sampling import Sampling
 from lit_rl.seeding import derived_seed
@@ -92,6 +94,9 @@ class Conversations:
         following: ids of an environment's messages behind a turn.
         prompt_key: column of the prompt.
         room: tokens of prompt and completion together that the engine can hold; None is no limit.
+
+    Raises:
+        ConfigError: the environment allows no row at once.
     """
 
     def __init__(
@@ -103,6 +108,10 @@ class Conversations:
         prompt_key: str,
         room: int | None = None,
     ) -> None:
+        if environment.rows_at_once < 1:
+            raise ConfigError(
+                f"{Environment.key}.rows_at_once must be >= 1 (found {environment.rows_at_once!r})."
+            )
         self.environment, self.chat, self.following = environment, chat, following
         self.prompt_key, self.room = prompt_key, room
 
@@ -126,7 +135,7 @@ class Conversations:
         rows = self._rows(written, environments, openings)
         for row, turn in zip(rows, _turns(written), strict=True):
             self._take(row, *turn, limit)
-        open_rows = [row for row in rows if self._answered(row, limit)]
+        open_rows = self._answered(rows, limit)
         while open_rows:
             for group in self._groups(open_rows, limit):
                 left = max(limit - len(row.ids) for row in group)
@@ -134,20 +143,22 @@ class Conversations:
                 more = write(self._as_prompts(group, written), num_generations=1, sampling=turn_sampling)
                 for row, turn in zip(group, _turns(more), strict=True):
                     self._take(row, *turn, limit)
-            open_rows = [row for row in open_rows if self._answered(row, limit)]
+            open_rows = self._answered(open_rows, limit)
         return _filled(written, rows)
 
     def _begun(
         self, prompts: RolloutBatch, num_generations: int
     ) -> tuple[RolloutBatch, list[Environment], list[list[Message] | None]]:
         """The prompts that conversations begin with; environment and messages of the prompt of all rows."""
-        environments: list[Environment] = []
-        openings: list[list[Message] | None] = []
-        ids = _prompts(prompts)
-        for p, number in enumerate(prompts.prompt_row.tolist()):
-            columns = {name: values[p] for name, values in prompts.columns.items()}
-            own = [self.environment.fresh() for _ in range(num_generations)]
-            said = [_called(environment, "reset", number, 0, columns) for environment in own]
+        G, numbers, ids = num_generations, prompts.prompt_row.tolist(), _prompts(prompts)
+        columns = [{name: values[p] for name, values in prompts.columns.items()} for p in range(len(ids))]
+        environments = [self.environment.fresh() for _ in range(len(ids) * G)]
+        openings: list[list[Message] | None] = self._together(
+            partial(_called, environment, "reset", numbers[b // G], 0, columns[b // G])
+            for b, environment in enumerate(environments)
+        )
+        for p, number in enumerate(numbers):
+            said = openings[p * G : (p + 1) * G]
             if any(other != said[0] for other in said):
                 raise DataError(
                     f"{Environment.key}: reset gave the completions of data row {number} different prompts; "
@@ -155,8 +166,6 @@ class Conversations:
                 )
             if said[0] is not None:
                 ids[p] = self.chat.prompt_ids(said[0], f"{Environment.key}: prompt of data row {number}")
-            environments += own
-            openings += said
         prompt_ids, prompt_len = (tensor.to(prompts.prompt_ids.device) for tensor in padded(ids, "left"))
         return replace(prompts, prompt_ids=prompt_ids, prompt_len=prompt_len), environments, openings
 
@@ -183,9 +192,30 @@ class Conversations:
         text = self.chat.decode(ids[:left])
         row.messages.append({"role": "assistant", "content": text})
 
-    def _answered(self, row: _Row, limit: int) -> bool:
-        """Have the environment answer; whether the row goes on, which then ends in what it said."""
-        turn: Turn = _called(row.environment, "step", row.number, row.turns, row.messages[-1]["content"])
+    def _together(self, calls: Iterable[Callable[[], Any]]) -> list[Any]:
+        """What the calls return, in their order; so many at once as the environment allows.
+
+        Raises:
+            DataError: what the first of them to fail, in their order, raises.
+        """
+        if self.environment.rows_at_once == 1:
+            return [call() for call in calls]
+        pool = ThreadPoolExecutor(self.environment.rows_at_once, "lit_rl_environment")
+        try:
+            return list(pool.map(lambda call: call(), calls))
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _answered(self, rows: list[_Row], limit: int) -> list[_Row]:
+        """Have the environments answer. Returns the rows that go on, which then end in what was said."""
+        turns = self._together(
+            partial(_called, row.environment, "step", row.number, row.turns, row.messages[-1]["content"])
+            for row in rows
+        )
+        return [row for row, turn in zip(rows, turns, strict=True) if self._goes_on(row, turn, limit)]
+
+    def _goes_on(self, row: _Row, turn: Turn, limit: int) -> bool:
+        """Append what the environment said, if the row goes on."""
         if turn.reward is not None:
             row.rewards.append(float(turn.reward))
         if turn.feedback:

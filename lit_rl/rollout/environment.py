@@ -35,10 +35,13 @@ class Environment(ABC):
     Attributes:
         max_turns: of the policy, in one conversation; None is no limit but that of the tokens.
         step_timeout: seconds for `reset` and for `step`; None where the class keeps a limit itself.
+        rows_at_once: rows whose `reset` or `step` may run at the same time, each in a thread, which suits an
+            environment that waits for something. 1 is one row after another, in the main thread.
     """
 
     max_turns: int | None = None
     step_timeout: float | None = 30.0
+    rows_at_once: int = 1
     key: ClassVar[str] = "rollout.environment"
 
     def fresh(self) -> "Environment":

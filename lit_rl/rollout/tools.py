@@ -29,6 +29,8 @@ class ToolEnvironment(Environment):
         max_turns: of the policy; the last one may still be an answer.
         tool_timeout: seconds per call.
         role: of the answers, for templates without the role "tool".
+        rows_at_once: rows whose tools may run at the same time, each in a thread, which suits tools that wait
+            for something, such as a search; 1 is one row after another.
 
     Raises:
         ConfigError: no tools, one that cannot be imported or described, two of a name, or a number out of
@@ -43,7 +45,10 @@ class ToolEnvironment(Environment):
         max_turns: int = 8,
         tool_timeout: float = 10.0,
         role: str = "tool",
+        rows_at_once: int = 1,
     ) -> None:
+        if rows_at_once < 1:
+            raise ConfigError(f"{self.key}.rows_at_once must be >= 1 (found {rows_at_once!r}).")
         if max_turns < 1 or tool_timeout <= 0:
             raise ConfigError(
                 f"{self.key}.max_turns must be >= 1 (found {max_turns!r}) and {self.key}.tool_timeout > 0 "
@@ -56,6 +61,7 @@ class ToolEnvironment(Environment):
             raise ConfigError(f"{self.key}.tools must hold functions, each of another name (found {names}).")
         self._schemas = [_schema(function, self.key) for function in functions]
         self.max_turns, self.tool_timeout, self.role = max_turns, tool_timeout, role
+        self.rows_at_once = rows_at_once
 
     def tool_schemas(self) -> list[dict[str, Any]]:
         """One per tool, by transformers."""

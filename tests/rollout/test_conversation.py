@@ -1,5 +1,6 @@
 """Conversations: whose ids are whose, when they end, and that nothing depends on the rows beside them."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +15,7 @@ from lit_rl import load_policy
 from lit_rl.batch import RolloutBatch, padded
 from lit_rl.data.chat import Chat, load_tokenizer
 from lit_rl.data.following import following_ids
-from lit_rl.errors import DataError
+from lit_rl.errors import ConfigError, DataError
 from lit_rl.rollout.conversation import Conversations
 from lit_rl.rollout.environment import Environment, Turn
 from lit_rl.rollout.hf import HFEngine
@@ -347,3 +348,57 @@ def test_state_of_one_row_is_not_another_s(engine: HFEngine, chat: Chat) -> None
     environment = Retry()
     written(engine, chat, environment=environment)
     assert environment.said == [], "the configured object is only copied"
+
+
+class Meets(Retry):
+    """Goes on only when as many rows as `barrier` waits for are there at the same time."""
+
+    step_timeout = None
+
+    def __init__(self, barrier: threading.Barrier | None = None) -> None:
+        super().__init__()
+        self.barrier = barrier
+        self.rows_at_once = barrier.parties if barrier else 1
+
+    def fresh(self) -> Environment:
+        return Meets(self.barrier)
+
+    def reset(self, row: dict[str, Any]) -> list[dict[str, Any]] | None:
+        self._meet()
+        return super().reset(row)
+
+    def step(self, completion: str) -> Turn:
+        self._meet()
+        return super().step(completion)
+
+    def _meet(self) -> None:
+        if self.barrier is not None:
+            self.barrier.wait(timeout=10)
+
+
+def test_rows_at_once_are_answered_at_once_and_as_they_are_one_after_another(
+    engine: HFEngine, chat: Chat
+) -> None:
+    settings = {"G": 2, "questions": ["47*8=?", "56*9=?"]}  # which it never gets right: all rows go on
+    alone = written(engine, chat, environment=Meets(), **settings)
+    together = written(engine, chat, environment=Meets(threading.Barrier(4)), **settings)
+    assert {talk.turns for talk in alone.conversations} == {3}
+    assert together.conversations == alone.conversations
+    assert torch.equal(together.completion_ids, alone.completion_ids)
+
+
+def test_of_rows_at_once_the_first_that_breaks_is_named(chat: Chat) -> None:
+    environment = Breaks(raises)
+    environment.rows_at_once = 4
+    with pytest.raises(DataError, match="data row 17, turn 1, raised ValueError: no such game"):
+        written(
+            ScriptedEngine([[[30, 1]] * 3]),
+            chat,
+            ["1+1=?"] * 3,
+            G=1,
+            rows=[17, 4, 9],
+            environment=environment,
+        )
+    environment.rows_at_once = 0
+    with pytest.raises(ConfigError, match=r"rollout\.environment\.rows_at_once must be >= 1 \(found 0\)"):
+        conversations(chat, environment)
