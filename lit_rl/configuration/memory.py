@@ -302,15 +302,16 @@ def _updated(tree: dict[str, Any], policy: nn.Module, critic: nn.Module | None, 
 
 
 def _policy_loss(tree: dict[str, Any], policy: nn.Module, piece: RolloutBatch) -> Tensor:
+    settings, temperature, theirs = at(tree, "algo.distillation"), _temperature(tree), None
+    has_gaps = settings and settings["distillation_weight"] > 0 and not built(settings).is_sampled
+    if has_gaps and piece.teacher_prompt_ids is not None:
+        with torch.no_grad():
+            theirs = completion_hidden(policy, rows_of(_as_teacher(piece)))
     hidden, head = completion_hidden(policy, rows_of(piece)), head_of(policy)
-    settings, temperature = at(tree, "algo.distillation"), _temperature(tree)
-    if settings and settings["distillation_weight"] > 0 and settings["distillation_mode"] != "sampled_token":
-        theirs = hidden.detach()
-        if piece.teacher_prompt_ids is not None:
-            with torch.no_grad():
-                theirs = completion_hidden(policy, rows_of(_as_teacher(piece)))
-        source = Source(theirs, Head(head.weight.detach(), None, head.multiplier, head.softcap))
-        gaps = built(settings).gaps(hidden, head, [source], _targets(hidden), temperature)
+    if has_gaps:
+        of_teacher = Head(head.weight.detach(), None, head.multiplier, head.softcap)
+        sources = [Source(hidden.detach() if theirs is None else theirs, of_teacher)]
+        gaps = built(settings).gaps(hidden, head, sources, _targets(hidden), temperature)
         loss = gaps.divergence.sum()
         return loss if settings["distillation_weight"] == 1 else loss + gaps.logps.sum()
     logps, _ = token_logps(hidden, head, _targets(hidden), temperature=temperature, with_entropy=True)
