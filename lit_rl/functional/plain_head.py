@@ -1,8 +1,9 @@
 """Log-probabilities behind a plain linear head, with gradients written by hand.
 
-All chunks of positions share buffers for their logits, which the backward pass computes again; where there is
-one chunk only, what its gradients need of them is kept instead. A head without gradient, as with adapters,
-needs neither: the direction of each hidden state's gradient is taken in the forward pass, its length later.
+All chunks of positions share buffers for their logits, which the backward pass computes again. Where what the
+gradients need of all of them takes no more memory than one chunk's logits in float32, it is kept instead. A
+head without gradient, as with adapters, needs neither: the direction of each hidden state's gradient is taken
+in the forward pass, its length later.
 """
 
 from collections.abc import Iterator
@@ -48,12 +49,14 @@ class PlainHead(torch.autograd.Function):
             chunk: positions whose logits exist at once.
             with_entropy: compute them.
         """
-        logits = _Logits(hidden, weight, bias, temperature, chunk)
+        of_hidden, of_head = ctx.needs_input_grad[0], any(ctx.needs_input_grad[1:3])
+        dtype = product_dtype(weight.dtype, weight.device.type)
+        block = chunk * torch.promote_types(dtype, torch.float32).itemsize
+        keeps = of_head and 0 < len(hidden) * dtype.itemsize <= block
+        logits = _Logits(hidden, weight, bias, temperature, chunk, dtype, keeps=keeps)
         logps = logits.new(len(hidden))
         entropy = logits.new(len(hidden) if with_entropy else 0)
-        of_hidden, of_head = ctx.needs_input_grad[0], any(ctx.needs_input_grad[1:3])
         directions = torch.empty_like(hidden) if of_hidden and not of_head else None
-        keeps = of_head and 0 < len(hidden) <= chunk
         for part in logits.parts():
             shifted = logits.shifted(part)
             chosen = shifted.gather(-1, targets[part, None])
@@ -64,12 +67,12 @@ class PlainHead(torch.autograd.Function):
                 weights = shifted.exp_()
                 total = weights.sum(-1, keepdim=True)
             logps[part] = (chosen - total.log())[:, 0]
+            if directions is not None or keeps:
+                error = logits.error(weights.div_(total), part, targets)
             if directions is not None:
-                error = logits.error(weights.div_(total), targets[part])
                 directions[part] = logits.of_hidden(error) / -temperature
-        kept = logits.error(weights.div_(total), targets) if keeps else None
-        ctx.save_for_backward(hidden, weight, bias, targets, directions, kept)
-        ctx.temperature, ctx.chunk, ctx.dtype = temperature, chunk, logits.weight.dtype
+        ctx.save_for_backward(hidden, weight, bias, targets, directions, logits.products if keeps else None)
+        ctx.temperature, ctx.chunk, ctx.dtype = temperature, chunk, dtype
         ctx.mark_non_differentiable(entropy)
         return logps, entropy
 
@@ -87,10 +90,11 @@ class PlainHead(torch.autograd.Function):
         of_hidden, of_weight = torch.empty_like(hidden), None
         of_bias = None if bias is None else torch.zeros_like(bias, dtype=logits.precision)
         for part in logits.parts():
-            error = kept
-            if error is None:
+            if kept is None:
                 weights = logits.shifted(part).exp_()
-                error = logits.error(weights.div_(weights.sum(-1, keepdim=True)), targets[part])
+                error = logits.error(weights.div_(weights.sum(-1, keepdim=True)), part, targets)
+            else:
+                error = kept[part]
             of_hidden[part] = logits.of_hidden(error) * factors[part]
             of_weight = _added(of_weight, error, hidden[part] * factors[part])
             if of_bias is not None:
@@ -134,7 +138,8 @@ class _Logits:
         bias: (V,) or None.
         temperature: > 0.
         chunk: positions at once.
-        dtype: that products are computed in; None is autocast's, or the weight's.
+        dtype: that products are computed in.
+        keeps: every chunk has a place of its own for its products.
     """
 
     def __init__(
@@ -144,23 +149,29 @@ class _Logits:
         bias: Tensor | None,
         temperature: float,
         chunk: int,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype,
+        *,
+        keeps: bool = False,
     ) -> None:
-        dtype = dtype or product_dtype(weight.dtype, weight.device.type)
-        self._temperature, self._chunk = temperature, chunk
+        self._temperature, self._chunk, self._keeps = temperature, chunk, keeps
         self.hidden, self.weight = hidden.to(dtype), weight.to(dtype)
         self._bias = None if bias is None else bias.to(dtype)
         self.precision = torch.promote_types(dtype, torch.float32)
-        self._shape = min(chunk, len(hidden)), len(weight)
 
     @cached_property
-    def _product(self) -> Tensor:
-        return self.weight.new_empty(self._shape)
+    def products(self) -> Tensor:
+        """(N, V) where chunks keep theirs, else of one chunk."""
+        rows = len(self.hidden) if self._keeps else min(self._chunk, len(self.hidden))
+        return self.weight.new_empty(rows, len(self.weight))
 
     @cached_property
-    def _shifted(self) -> Tensor:
-        is_precise = self.weight.dtype == self.precision
-        return self._product if is_precise else self.weight.new_empty(self._shape, dtype=self.precision)
+    def _precise(self) -> Tensor:
+        """The buffer for logits that are more precise than their products."""
+        shape = min(self._chunk, len(self.hidden)), len(self.weight)
+        return self.weight.new_empty(shape, dtype=self.precision)
+
+    def _product(self, part: slice) -> Tensor:
+        return self.products[part if self._keeps else slice(0, part.stop - part.start)]
 
     def new(self, rows: int) -> Tensor:
         """(rows,) in the precision of the results."""
@@ -173,25 +184,30 @@ class _Logits:
 
     def shifted(self, part: slice) -> Tensor:
         """(n, V) logits less the greatest of their row; to be changed in place."""
-        rows = part.stop - part.start
-        product, shifted = self._product[:rows], self._shifted[:rows]
+        shifted = product = self._product(part)
         torch.mm(self.hidden[part], self.weight.t(), out=product)
         if self._bias is not None:
             product += self._bias
-        if shifted is not product:
-            shifted.copy_(product)
+        if product.dtype != self.precision:
+            shifted = self._precise[: len(product)].copy_(product)
         if self._temperature != 1.0:
             shifted /= self._temperature
         shifted -= shifted.amax(-1, keepdim=True)
         return shifted
 
-    def error(self, probabilities: Tensor, targets: Tensor) -> Tensor:
-        """(n, V) p - onehot(y) in the products' dtype, in the place of p or in the buffer for products."""
-        rows = targets[:, None]
+    def error(self, probabilities: Tensor, part: slice, targets: Tensor) -> Tensor:
+        """(n, V) p - onehot(y) in the products' dtype, in the place of the chunk's products.
+
+        Args:
+            probabilities: (n, V), made of what `shifted` gave for this chunk.
+            part: the chunk.
+            targets: (N,) long.
+        """
+        rows = targets[part, None]
         probabilities.scatter_add_(-1, rows, torch.full_like(rows, -1, dtype=probabilities.dtype))
         if probabilities.dtype == self.weight.dtype:
             return probabilities
-        return self._product[: len(probabilities)].copy_(probabilities)
+        return self._product(part).copy_(probabilities)
 
     def of_hidden(self, error: Tensor) -> Tensor:
         """(n, H) the error (n, V) times the weight."""

@@ -96,7 +96,22 @@ def test_no_more_than_a_chunk_of_logits_exists_at_once() -> None:
     with torch.no_grad():
         assert products_with_the_vocabulary(hidden, weight, targets) == once
     few = products_with_the_vocabulary(hidden[:3], weight, targets[:3])
-    assert few == [3]  # one chunk: its probabilities are kept
+    assert few == [3]  # one chunk: what its gradients need is kept
+    half = [tensor.detach().bfloat16().requires_grad_() for tensor in (hidden, weight)]
+    assert products_with_the_vocabulary(half[0][:8], half[1], targets[:8]) == [4, 4]  # as large as one chunk
+    assert products_with_the_vocabulary(half[0][:9], half[1], targets[:9]) == [4, 4, 1] * 2
+
+
+@pytest.mark.parametrize("rows", [3, 8, 9, 23])
+def test_in_16_bits_what_is_kept_or_computed_again_is_the_same(rows: int) -> None:
+    hidden, weight, targets = make()
+    found = []
+    for chunk_tokens in (rows, 4):
+        inputs = [tensor.detach().bfloat16().requires_grad_() for tensor in (hidden[:rows], weight)]
+        logps, _ = token_logps(inputs[0], Head(inputs[1]), targets[:rows], chunk_tokens=chunk_tokens)
+        logps.sum().backward()
+        found.append([logps.detach(), *(tensor.grad.float() for tensor in inputs)])
+    torch.testing.assert_close(*found, atol=0.05, rtol=0.02)
 
 
 def test_a_frozen_head_makes_its_logits_once() -> None:
