@@ -309,6 +309,7 @@ def _policy_loss(tree: dict[str, Any], policy: nn.Module, piece: RolloutBatch) -
             theirs = completion_hidden(policy, rows_of(_as_teacher(piece)))
     hidden, head = completion_hidden(policy, rows_of(piece)), head_of(policy)
     if has_gaps:
+        # Where a server teaches, a second pass stands in for its entries, which are fewer.
         of_teacher = Head(head.weight.detach(), None, head.multiplier, head.softcap)
         sources = [Source(hidden.detach() if theirs is None else theirs, of_teacher)]
         gaps = built(settings).gaps(hidden, head, sources, _targets(hidden), temperature)

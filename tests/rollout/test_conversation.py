@@ -388,17 +388,10 @@ def test_rows_at_once_are_answered_at_once_and_as_they_are_one_after_another(
 
 
 def test_of_rows_at_once_the_first_that_breaks_is_named(chat: Chat) -> None:
-    environment = Breaks(raises)
+    engine, environment = ScriptedEngine([[[30, 1]] * 3]), Breaks(raises)
     environment.rows_at_once = 4
     with pytest.raises(DataError, match="data row 17, turn 1, raised ValueError: no such game"):
-        written(
-            ScriptedEngine([[[30, 1]] * 3]),
-            chat,
-            ["1+1=?"] * 3,
-            G=1,
-            rows=[17, 4, 9],
-            environment=environment,
-        )
+        written(engine, chat, ["1+1=?"] * 3, G=1, rows=[17, 4, 9], environment=environment)
     environment.rows_at_once = 0
     with pytest.raises(ConfigError, match=r"rollout\.environment\.rows_at_once must be >= 1 \(found 0\)"):
         conversations(chat, environment)

@@ -6,6 +6,7 @@ from torch import nn
 
 from lit_rl.batch import RolloutBatch
 from lit_rl.rollout import hf
+from lit_rl.rollout import prepacked as module
 from lit_rl.rollout.prepacked import prepacked, prepacked_bytes
 from lit_rl.rollout.sampling import Sampling
 from tests.rollout.tiny import llama
@@ -84,10 +85,14 @@ def plainly_written(model: nn.Module) -> RolloutBatch:
         return written(bound(model))
 
 
-def test_an_engine_writes_the_same_completions() -> None:
-    model = llama(**LARGE)
-    assert prepacked_bytes(model, torch.float32) > 0
-    found, expected = written(bound(model)), plainly_written(model)
+def test_an_engine_writes_the_same_completions(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, product, seen = llama(**LARGE), module._product, []
+    monkeypatch.setattr(module, "_product", lambda *inputs: seen.append(0) or product(*inputs))
+    found, calls = written(bound(model)), len(seen)
+    expected = plainly_written(model)
+    assert calls >= 8 * 2 * 7 and len(seen) == calls, (
+        "every token through every layer, and none when it is off"
+    )
     assert torch.equal(found.completion_ids, expected.completion_ids)
     torch.testing.assert_close(found.rollout_logps, expected.rollout_logps, rtol=1e-5, atol=1e-5)
 
