@@ -15,6 +15,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from lit_rl.algorithms.base import RLModule
+from lit_rl.allocator import keep_freed_memory
 from lit_rl.batch import RolloutBatch
 from lit_rl.distributed import gather_objects
 
@@ -24,7 +25,7 @@ FLOOR = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNIN
 def prepare_process(
     *, seed: int, log_level: str, float32_matmul_precision: str | None, rank: int = 0
 ) -> None:
-    """Seed everything, say how much is printed, and set torch's TF32 switch.
+    """Seed everything, say how much is printed, set torch's TF32 switch; on a CPU keep freed memory.
 
     The bar of a model that loads is for a terminal only.
 
@@ -34,6 +35,8 @@ def prepare_process(
         float32_matmul_precision: None leaves torch's.
         rank: of this process.
     """
+    if not torch.accelerator.is_available():
+        keep_freed_memory()
     L.seed_everything(seed, verbose=False)
     level = FLOOR[log_level] if rank == 0 else max(FLOOR[log_level], logging.WARNING)
     logging.basicConfig(format="%(message)s")

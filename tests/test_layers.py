@@ -9,6 +9,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 LAYERS = {
     "lit_rl.functional": 0,
+    "lit_rl.allocator": 0,
     "lit_rl.batch": 0,
     "lit_rl.curves": 0,
     "lit_rl.distributed": 0,

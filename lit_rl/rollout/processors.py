@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from lit_rl.errors import ConfigError
-from lit_rl.rollout.noise import inverse_cdf
+from lit_rl.rollout.noise import block_sums, inverse_cdf
 from lit_rl.rollout.sampling import Sampling
 
 OFF: dict[str, tuple[Any, ...]] = {
@@ -95,10 +95,11 @@ class Draw:
         self, logits: Tensor, numbers: Tensor | None, history: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         logits = logits if logits.dtype == torch.float64 else logits.float()
-        tempered = logits / (self.temperature or 1.0)
-        shifted = tempered - tempered.amax(-1, keepdim=True)
-        weights = shifted.exp()  # (B, V), unnormalised probabilities
-        log_total = weights.sum(-1, dtype=torch.float64).log()
+        tempered = logits if self.temperature in (0.0, 1.0) else logits / self.temperature
+        greatest = tempered.amax(-1, keepdim=True)
+        weights = (tempered - greatest).exp_()  # (B, V), unnormalised probabilities
+        sums = block_sums(weights)
+        log_total = sums.sum(-1, keepdim=True).log()
         if numbers is None:
             tokens = _processed(self.penalties, history, logits).argmax(-1)
         elif self.needs_history:
@@ -106,8 +107,9 @@ class Draw:
             scores = _processed(self.warpers, history, scores)
             tokens = inverse_cdf((scores - scores.amax(-1, keepdim=True)).exp_(), numbers)
         else:
-            tokens = inverse_cdf(weights, numbers)
-        return tokens, (shifted.gather(-1, tokens[:, None])[:, 0] - log_total).float()
+            tokens = inverse_cdf(weights, numbers, sums)
+        logps = tempered.gather(-1, tokens[:, None]) - greatest - log_total
+        return tokens, logps[:, 0].float()
 
 
 def _processed(processors: list[LogitsProcessor], history: Tensor | None, scores: Tensor) -> Tensor:

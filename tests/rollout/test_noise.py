@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from lit_rl.rollout.noise import inverse_cdf, uniforms
@@ -39,3 +40,15 @@ def test_rare_tokens_of_a_large_vocabulary_keep_their_share() -> None:
     assert inverse_cdf(weights.expand(10, -1), numbers[:10]).tolist() == list(
         range(2**20 - 1000, 2**20 - 990)
     )
+
+
+@pytest.mark.parametrize("vocabulary", [3, 255, 256, 257, 5000])
+def test_tokens_are_those_of_one_cumulative_sum_whatever_the_blocks(vocabulary: int) -> None:
+    generator = torch.Generator().manual_seed(vocabulary)
+    weights = torch.randint(0, 4, (64, vocabulary), generator=generator).float()  # sums are exact
+    weights[:, -1] += 1
+    numbers = torch.rand(64, generator=generator, dtype=torch.float64)
+    numbers[0], numbers[1] = 0.0, 1 - 2**-40
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    wanted = torch.searchsorted(cumulative, numbers[:, None] * cumulative[:, -1:], right=True)[:, 0]
+    assert torch.equal(inverse_cdf(weights, numbers), wanted)

@@ -1,0 +1,35 @@
+import subprocess
+import sys
+
+import pytest
+
+PAGES = 2**24 * 4 // 4096
+
+ROUNDS = """
+import resource
+import torch
+from lit_rl.allocator import keep_freed_memory
+
+if {keeps}:
+    keep_freed_memory()
+for _ in range(3):
+    block = torch.ones(2**24)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    del block
+    block = torch.ones(2**24)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def faults(*, keeps: bool) -> int:
+    """Pages that the system had to bring when memory was freed and taken again, the least of three times."""
+    done = subprocess.run(
+        [sys.executable, "-c", ROUNDS.format(keeps=keeps)], capture_output=True, text=True, check=True
+    )
+    return min(int(line) for line in done.stdout.split())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what is said of glibc")
+def test_memory_that_was_freed_is_taken_again_without_the_system() -> None:
+    assert faults(keeps=True) < PAGES // 100
+    assert faults(keeps=False) > PAGES // 2
