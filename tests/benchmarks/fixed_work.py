@@ -262,6 +262,48 @@ def floor(shape: Shape, parameters: int) -> int:
     return parameters * 4 * (4 + (shape.algo == "sdpo"))
 
 
+def floor_flops(shape: Shape, counts: dict[str, int], model: Any) -> float:
+    """Multiplications and additions of a step that reads each prompt and teacher's context once.
+
+    2 per weight and token forward, 4 backward; the head on completions only; attention to what a token sees.
+
+    Args:
+        shape: the work.
+        counts: of a step; completions of the same length.
+        model: a Hugging Face causal language model.
+    """
+    config = model.config
+    head = config.vocab_size * config.hidden_size
+    body = sum(p.numel() for p in model.parameters()) - head * (1 if config.tie_word_embeddings else 2)
+    width = config.num_hidden_layers * config.hidden_size
+    rows, written = counts["rows"], counts["generated_tokens"]
+
+    def forward(prompts: int, prompt_tokens: float) -> float:
+        length, own = prompt_tokens / prompts, written / rows - 1
+        seen = prompts * length * (length + 1) / 2 + rows * own * (length + (own + 1) / 2)
+        return 2 * body * (prompt_tokens + rows * own) + 2 * head * written + 4 * width * seen
+
+    flops = 4 * forward(
+        shape.prompts, counts["prompt_tokens"] / shape.generations
+    )  # written, then trained on
+    if "teacher_contexts" in counts:
+        flops += forward(counts["teacher_contexts"], counts["teacher_context_tokens"])
+    return flops
+
+
+def matmul_rate(dtype: Any) -> float:
+    """Floating point operations per CPU second in a product of 2048 by 2048 matrices, the best of seven."""
+    import torch
+
+    left, right = torch.randn(2, 2048, 2048).to(dtype)
+    seconds = []
+    for _ in range(7):
+        start = time.process_time()
+        left @ right
+        seconds.append(time.process_time() - start)
+    return 2 * 2048**3 / min(seconds)
+
+
 def write(result: dict[str, Any], out: Path) -> None:
     """The report as JSON."""
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -104,8 +104,10 @@ def part(shape: str, sides: dict[str, list[dict[str, Any]]], folder: Path) -> li
     rows["above the floor, GB"] = above = {
         s: rows["peak memory, GB"][s] - runs[0]["floor_bytes"] / 1e9 for s, runs in sides.items()
     }
+    ours = [side for side in sides if side != TRL]
+    rows["products at their fastest"] = floor = {s: median(r["floor_s"] for r in sides[s]) for s in ours}
+    rows["step over that"] = {side: step[side] / floor[side] for side in ours}
     if TRL in sides:
-        ours = [side for side in sides if side != TRL]
         rows["step over TRL's"] = {side: step[side] / step[TRL] for side in ours}
         goals = {side: GOALS[side] for side in ours if side in GOALS}
         rows["goal"] = {side: of[shape] for side, of in goals.items() if shape in of or side == "ours"}

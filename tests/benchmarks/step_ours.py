@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import torch
-from fixed_work import SHAPES, TOPK, Phases, Shape, questions, report, write
+from fixed_work import SHAPES, TOPK, Phases, Shape, floor_flops, matmul_rate, questions, report, write
 
 ROOT = Path(__file__).resolve().parents[2]
 REWARD = """
@@ -77,8 +77,8 @@ def overrides(args: argparse.Namespace, shape: Shape, folder: Path) -> list[str]
     return [*lines, *args.overrides]
 
 
-def patch(phases: Phases) -> dict[str, int]:
-    """Put the timers on. Returns what gets to hold the number of the policy's parameters."""
+def patch(phases: Phases) -> list[Any]:
+    """Put the timers on. Returns what gets to hold the policy."""
     from lit_rl.algorithms import base, sdpo, student_scores
     from lit_rl.rollout.hf import HFEngine
     from lit_rl.rollout.next_token import NextToken
@@ -91,8 +91,14 @@ def patch(phases: Phases) -> dict[str, int]:
 
     def taught(_: Any, module: Any, rollout: Any) -> None:
         tokens = rollout.teacher_prompt_len + rollout.completion_len
-        phases.counts["teacher_tokens"] = int(tokens[rollout.self_distillation_mask].sum())
-        phases.counts["reprompted_rows"] = int(rollout.self_distillation_mask.sum())
+        prompts = zip(rollout.teacher_prompt_ids.tolist(), rollout.teacher_prompt_len.tolist(), strict=True)
+        contexts = {tuple(ids[-length:]) for ids, length in prompts}  # left-padded
+        phases.counts.update(
+            teacher_tokens=int(tokens[rollout.self_distillation_mask].sum()),
+            reprompted_rows=int(rollout.self_distillation_mask.sum()),
+            teacher_contexts=len(contexts),
+            teacher_context_tokens=sum(map(len, contexts)),
+        )
 
     def pass_name(policy: str, other: str) -> Any:
         return lambda *_, **__: policy if torch.is_grad_enabled() else other
@@ -114,10 +120,10 @@ def patch(phases: Phases) -> dict[str, int]:
     phases.patch(sdpo.SDPO, "sync", "teacher_sync")
     phases.patch(base.RLModule, "report", "other", lambda *_: phases.end_step())
 
-    found: dict[str, int] = {}
+    found: list[Any] = []
 
     def begun(_: None, module: Any) -> None:
-        found["parameters"] = sum(p.numel() for p in module.policy.parameters())
+        found.append(module.policy)
         phases.begin_step()
 
     phases.patch(base.RLModule, "on_fit_start", "other", begun)
@@ -141,12 +147,23 @@ def main() -> None:
     import train
     from lit_rl.configuration.launch import launch
 
+    rate = matmul_rate(torch.bfloat16 if "trainer.precision=bf16-mixed" in args.overrides else torch.float32)
     found = patch(phases)
     with tempfile.TemporaryDirectory() as name:
         sys.argv = [str(ROOT / "train.py"), *overrides(args, shape, Path(name))]
         if launch(train.main, train.CONF):
             sys.exit("the run failed")
-    result = report("ours", shape, phases, warmup=args.warmup, overrides=args.overrides, **found)
+    (policy,) = found
+    result = report(
+        "ours",
+        shape,
+        phases,
+        warmup=args.warmup,
+        parameters=sum(p.numel() for p in policy.parameters()),
+        overrides=args.overrides,
+        matmul_flop_per_s=rate,
+        floor_s=floor_flops(shape, phases.steps[-1]["counts"], policy) / rate,
+    )
     print(json.dumps(result, indent=1))
     if args.out:
         write(result, args.out)
