@@ -4,10 +4,10 @@
     python tests/benchmarks/step.py --table tests/benchmarks/results
 
 FOLDER is a Hugging Face folder of SmolLM2-135M-Instruct, train.parquet GSM8K's training split. Each run is a
-process of its own. Without --trl-python only our sides run: `ours` in float32 as TRL's, with
-`use_fused_kernels`, `ours_bf16`, which writes with a copy in bfloat16, updates under bf16-mixed and corrects
-for the gap, and `ours_checkpointed`, which is `ours` with gradient checkpointing, for long prompts. On a
-shared machine read the CPU seconds.
+process of its own. Without --trl-python only our sides run, all with `use_fused_kernels`: `ours` in float32
+as TRL's; `ours_bf16`, which writes with a copy in bfloat16, updates under bf16-mixed and corrects for the
+gap; `ours_checkpointed`, which is `ours` with gradient checkpointing, for long prompts. On a shared machine
+read the CPU seconds.
 """
 
 import argparse
@@ -25,6 +25,7 @@ HERE = Path(__file__).resolve().parent
 OURS = {
     "ours": ("model.kernels.use_fused_kernels=true",),
     "ours_bf16": (
+        "model.kernels.use_fused_kernels=true",
         "trainer.precision=bf16-mixed",
         "rollout.engine.dtype=bfloat16",
         "rollout.calculate_log_probs=true",
