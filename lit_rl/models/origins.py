@@ -43,8 +43,8 @@ def _linear(self: nn.Linear, hidden: Tensor) -> Tensor:
     forward = MethodType(type(self).forward, self)
     whole = hidden if hidden._base is None else hidden._base
     origin = getattr(whole, _ORIGIN, None)
-    is_kept = torch.is_grad_enabled() and self.weight.requires_grad
-    if origin is None or not is_kept or hidden.numel() != whole.numel() or not hidden.is_contiguous():
+    keeps_input = torch.is_grad_enabled() and self.weight.requires_grad
+    if origin is None or not keeps_input or hidden.numel() != whole.numel() or not hidden.is_contiguous():
         return forward(hidden)
     again, sources = origin
     again.readers += 1
