@@ -16,7 +16,9 @@ from lit_rl.functional.logps import (
     Head,
     at_targets,
     entropy_of_logps,
+    log_softmax_,
     logits,
+    logps_and_entropy,
     logps_of_logits,
     over_chunks,
     tempered,
@@ -118,10 +120,15 @@ def topk_divergence(
         (n,) float32 or better.
     """
     student, teacher = promoted(student_logps), promoted(teacher_logps)
-    support = student.detach().topk(min(topk, student.shape[-1]), dim=-1).indices  # (n, K)
+    support = top_entries(student, topk)
     student, teacher = student.gather(-1, support), teacher.gather(-1, support)
     close = with_tail if add_tail else renormalized
     return divergence(close(student), close(teacher), alpha=alpha)
+
+
+def top_entries(scores: Tensor, topk: int) -> Tensor:
+    """(n, K) ids of the largest of (n, V) logits or log-probabilities, K at most V."""
+    return scores.detach().topk(min(topk, scores.shape[-1]), dim=-1).indices
 
 
 def renormalized(logps: Tensor) -> Tensor:
@@ -245,21 +252,31 @@ def token_gaps(
         entropy_gradient: as in `logps.token_logps`.
     """
     heads, shares = [source.head for source in teacher], [source.share for source in teacher]
+    close = with_tail if add_tail else renormalized
 
     def of_chunk(student_chunk: Tensor, targets_chunk: Tensor, *teacher_chunks: Tensor) -> TokenGaps:
         with torch.no_grad():
-            parts = [logits(chunk, head) for chunk, head in zip(teacher_chunks, heads, strict=True)]
-            theirs = tempered(mixed_logits(parts, shares), temperature).log_softmax(-1)
-        ours = tempered(logits(student_chunk, student_head), temperature).log_softmax(-1)
+            theirs = log_softmax_(tempered(_mixture_of(teacher_chunks, heads, shares), temperature))
+        scores = tempered(logits(student_chunk, student_head), temperature)
         if topk is None:
+            ours = scores.log_softmax(-1)
             gap = divergence(ours, theirs, alpha=alpha)
+            logps = at_targets(ours, targets_chunk)
+            entropy = entropy_of_logps(ours if entropy_gradient else ours.detach())
         else:
-            gap = topk_divergence(ours, theirs, topk=topk, alpha=alpha, add_tail=add_tail)
-        entropy = entropy_of_logps(ours if entropy_gradient else ours.detach())
-        return TokenGaps(gap, at_targets(ours, targets_chunk), entropy)
+            support = top_entries(scores, topk)
+            ours, entropy = logps_and_entropy(scores, torch.cat([support, targets_chunk[:, None]], -1))
+            gap = divergence(close(ours[:, :-1]), close(theirs.gather(-1, support)), alpha=alpha)
+            logps = ours[:, -1]
+        return TokenGaps(gap, logps, entropy if entropy_gradient else entropy.detach())
 
     rows = (student_hidden, targets, *(source.hidden for source in teacher))
     return TokenGaps(*over_chunks(of_chunk, rows, chunk_tokens=chunk_tokens))
+
+
+def _mixture_of(chunks: Sequence[Tensor], heads: Sequence[Head], shares: Sequence[float]) -> Tensor:
+    """(n, V) the teacher's logits."""
+    return mixed_logits([logits(chunk, head) for chunk, head in zip(chunks, heads, strict=True)], shares)
 
 
 @torch.no_grad()
@@ -270,8 +287,8 @@ def source_logps(
     heads, shares = [source.head for source in teacher], [source.share for source in teacher]
 
     def of_chunk(targets_chunk: Tensor, *chunks: Tensor) -> tuple[Tensor]:
-        parts = [logits(chunk, head) for chunk, head in zip(chunks, heads, strict=True)]
-        return (logps_of_logits(mixed_logits(parts, shares), targets_chunk, temperature=temperature),)
+        scores = _mixture_of(chunks, heads, shares)
+        return (logps_of_logits(scores, targets_chunk, temperature=temperature),)
 
     rows = (targets, *(source.hidden for source in teacher))
     return over_chunks(of_chunk, rows, chunk_tokens=chunk_tokens)[0]

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from lit_rl.functional.plain_head import PlainHead
-from lit_rl.functional.precision import promoted
+from lit_rl.functional.precision import product_dtype, promoted
 from lit_rl.functional.slices import row_slices
 
 BLOCK_BYTES = 96 * 2**20
@@ -50,7 +50,9 @@ def logits(hidden: Tensor, head: Head) -> Tensor:
         hidden: (n, H).
         head: output head.
     """
-    scores = promoted(F.linear(hidden, head.weight, head.bias))
+    dtype = product_dtype(head.weight.dtype, hidden.device.type)
+    inputs = (None if x is None else x.to(dtype) for x in (hidden, head.weight, head.bias))
+    scores = promoted(_Product.apply(*inputs))
     if head.multiplier != 1.0:
         scores = scores * head.multiplier
     if head.softcap is not None:
@@ -62,6 +64,13 @@ def tempered(scores: Tensor, temperature: float) -> Tensor:
     """Logits in float32 or better, divided by the temperature."""
     scores = promoted(scores)
     return scores if temperature == 1.0 else scores / temperature
+
+
+def log_softmax_(scores: Tensor) -> Tensor:
+    """`scores.log_softmax(-1)` of (n, V) in their place, without gradient."""
+    for rows in row_slices(scores):
+        scores[rows] = scores[rows].log_softmax(-1)
+    return scores
 
 
 def logps_of_logits(scores: Tensor, targets: Tensor, *, temperature: float = 1.0) -> Tensor:
@@ -99,6 +108,20 @@ def entropy_of_logps(logps: Tensor) -> Tensor:
     return entropy.unflatten(0, logps.shape[:-1])
 
 
+def logps_and_entropy(scores: Tensor, ids: Tensor, *, with_entropy: bool = True) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of some entries of each distribution, and its entropy, from logits.
+
+    Args:
+        scores: (n, V) logits, float32 or better.
+        ids: (n, K) long, in [0, V).
+        with_entropy: compute the entropies.
+
+    Returns:
+        logps (n, K), and entropy (n,) in nats or (0,) without; both differentiable.
+    """
+    return _LogpsAndEntropy.apply(scores, ids, with_entropy)
+
+
 def token_logps(
     hidden: Tensor,
     head: Head,
@@ -128,10 +151,10 @@ def token_logps(
 
     def of_chunk(hidden_chunk: Tensor, targets_chunk: Tensor) -> tuple[Tensor, ...]:
         scores = tempered(logits(hidden_chunk, head), temperature)  # (chunk, V)
-        logps, entropy = _LogpsAndEntropy.apply(scores, targets_chunk, with_entropy)
+        logps, entropy = logps_and_entropy(scores, targets_chunk[:, None], with_entropy=with_entropy)
         if not with_entropy:
-            return (logps,)
-        return logps, entropy if entropy_gradient else entropy.detach()
+            return (logps[:, 0],)
+        return logps[:, 0], entropy if entropy_gradient else entropy.detach()
 
     size = positions_of_block(head) if chunk_tokens is None else chunk_tokens
     if head.is_plain and not entropy_gradient:
@@ -176,30 +199,53 @@ def over_chunks(
 
 
 class _LogpsAndEntropy(torch.autograd.Function):
-    """`at_targets` and `entropy_of_logps` of a log-softmax, with one (n, V) tensor kept for the backward.
+    """`logps_and_entropy`, with one (n, V) tensor kept for the backward.
 
-    With p the softmax of the scores z, y the target and H the entropy: d log p_y / dz = onehot(y) - p and
+    With p the softmax of the scores z, y an entry and H the entropy: d log p_y / dz = onehot(y) - p and
     dH / dz = -p (log p + H).
     """
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, targets: Tensor, with_entropy: bool) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, scores: Tensor, ids: Tensor, with_entropy: bool) -> tuple[Tensor, Tensor]:
         every = scores.log_softmax(-1)
-        entropy = every.new_zeros(0)
-        if with_entropy:
-            entropy = -every.exp().mul_(every).sum(-1)
-        ctx.save_for_backward(every, targets, entropy)
+        entropy = entropy_of_logps(every) if with_entropy else every.new_zeros(0)
+        ctx.save_for_backward(every, ids, entropy)
         ctx.set_materialize_grads(False)
-        return at_targets(every, targets), entropy
+        return every.gather(-1, ids), entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, of_logps: Tensor | None, of_entropy: Tensor | None) -> tuple[Tensor, None, None]:
-        every, targets, entropy = ctx.saved_tensors
-        weight = every.new_zeros(len(every), 1) if of_logps is None else of_logps[:, None]
+        every, ids, entropy = ctx.saved_tensors
+        weights = every.new_zeros(ids.shape) if of_logps is None else of_logps
+        weight = weights.sum(-1, keepdim=True)
         if of_entropy is not None and len(entropy):
             of_all = (every + entropy[:, None]).mul_(of_entropy[:, None]).add_(weight)
             gradient = every.exp().mul_(of_all).neg_()
         else:
             gradient = every.exp().mul_(-weight)
-        return gradient.scatter_add_(-1, targets[:, None], weight), None, None
+        return gradient.scatter_add_(-1, ids, weights), None, None
+
+
+class _Product(torch.autograd.Function):
+    """`F.linear`, all in one dtype.
+
+    The gradient of the weight is no view, so that autograd adds to it in place that of an embedding with the
+    same weight; behind `F.linear` their sum takes a third tensor of that size.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(hidden, weight)
+        return F.linear(hidden, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_scores: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight = ctx.saved_tensors
+        of_hidden, of_weight, of_bias = ctx.needs_input_grad
+        return (
+            of_scores @ weight if of_hidden else None,
+            of_scores.t() @ hidden if of_weight else None,
+            of_scores.sum(0) if of_bias else None,
+        )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_rl.functional.distillation import TokenGaps, divergence, renormalized, with_tail
-from lit_rl.functional.logps import Head, at_targets, entropy_of_logps, logits, over_chunks, tempered
+from lit_rl.functional.logps import Head, logits, logps_and_entropy, over_chunks, tempered
 
 
 class TopEntries(NamedTuple):
@@ -53,12 +53,12 @@ def support_gaps(
     close = with_tail if add_tail else renormalized
 
     def of_chunk(hidden: Tensor, ids: Tensor, logps: Tensor, tokens: Tensor) -> TokenGaps:
-        ours = tempered(logits(hidden, student_head), temperature).log_softmax(-1)
+        scores = tempered(logits(hidden, student_head), temperature)
+        ours, entropy = logps_and_entropy(scores, torch.cat([ids, tokens[:, None]], -1))
         with torch.no_grad():
             theirs = close(logps.to(ours.dtype))
-        gap = divergence(close(ours.gather(-1, ids)), theirs, alpha=alpha)
-        entropy = entropy_of_logps(ours if entropy_gradient else ours.detach())
-        return TokenGaps(gap, at_targets(ours, tokens), entropy)
+        gap = divergence(close(ours[:, :-1]), theirs, alpha=alpha)
+        return TokenGaps(gap, ours[:, -1], entropy if entropy_gradient else entropy.detach())
 
     rows = (student_hidden, teacher.ids, teacher.logps, targets)
     return TokenGaps(*over_chunks(of_chunk, rows, chunk_tokens=chunk_tokens))

@@ -20,6 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
 from lit_rl.functional.precision import product_dtype
+from lit_rl.models.origins import with_origin
 from lit_rl.models.shared_prefix import FlatRows, flat_rows, unpadded_rows
 from lit_rl.models.weights import base_of
 
@@ -166,7 +167,8 @@ def _attention(name: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
             if _running.get() is not None:
                 raise NotImplementedError("attention without the mask that was made for it")
             if name == "sdpa" and query.shape[2] == 1 and _is_foldable(query, key, attention_mask, kwargs):
-                return _folded(query, key, value, attention_mask, kwargs.get("scaling")), None
+                folded = _folded(query, key, value, attention_mask, kwargs.get("scaling"))
+                return _unfolded(folded, query.shape[1]), None
             return own(module, query, key, value, attention_mask, **kwargs)
         return _flat(own, module, (query, key, value), attention_mask, kwargs), None
 
@@ -182,40 +184,51 @@ def _is_foldable(query: Tensor, key: Tensor, mask: Tensor | None, kwargs: dict[s
 
 
 def _folded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
-    """(B, Q, heads, dim): heads that share keys as queries of one head, so that no key is copied for each.
+    """(B, key heads, R * Q, dim): heads that share keys as queries of one, so that no key is copied for each.
 
     Args:
         query: (B, heads, Q, dim).
         key, value: (B, key heads, L, dim).
-        mask: (B, 1, heads / key heads * Q, L) or to be expanded to it, or None where every key is seen.
+        mask: (B, 1, R * Q, L) or to be expanded to it, or None where every key is seen.
         scaling: of the products.
     """
-    rows, heads, count, dim = query.shape
-    queries = query.reshape(rows, key.shape[1], -1, dim)
-    out = nn.functional.scaled_dot_product_attention(queries, key, value, attn_mask=mask, scale=scaling)
-    return out.reshape(rows, heads, count, value.shape[-1]).transpose(1, 2)
+    queries = query.reshape(len(query), key.shape[1], -1, query.shape[-1])
+    return nn.functional.scaled_dot_product_attention(queries, key, value, attn_mask=mask, scale=scaling)
+
+
+def _unfolded(answers: Tensor, heads: int) -> Tensor:
+    """(B, key heads, R * Q, dim) -> (B, Q, heads, dim)."""
+    rows, key_heads, count, dim = answers.shape
+    return answers.reshape(rows, heads, count * key_heads // heads, dim).transpose(1, 2)
 
 
 def _flat(
     own: Callable[..., Any], module: nn.Module, states: tuple[Tensor, ...], mask: _FlatMask, kwargs: dict
 ) -> Tensor:
     """(1, N, heads, dim): the model's attention on prompts, then on bundles."""
-    rows = mask.rows
+    rows, heads = mask.rows, states[0].shape[1]
     flat = [x[0].transpose(0, 1) for x in states]  # (N, heads, dim) each
-    query, key, value = (rows.prompts.spread(x).transpose(1, 2) for x in flat)  # (P, heads, S, dim)
-    out = rows.prompts.collected(own(module, query, key, value, mask.prompts, **kwargs)[0])
+    own_prompts = (rows.prompts.spread(x).transpose(1, 2) for x in flat)  # (P, heads, S, dim)
+    # Of views, attention would keep the bundles' tokens too for its backward pass.
+    query, key, value = (x.clone() if rows.bundles.size else x for x in own_prompts)
+    answers, is_folded = [own(module, query, key, value, mask.prompts, **kwargs)[0]], False
     if rows.bundles.size:
         queries, *inner = (rows.bundles.spread(x).transpose(1, 2) for x in flat)  # (K, heads, Q, dim)
         keys, values = (
             torch.cat([of_prompt.index_select(0, rows.bundle_prompt), of_rows], 2)
             for of_prompt, of_rows in zip((key, value), inner, strict=True)
         )
-        if mask.folded is not None and _is_foldable(queries, keys, mask.folded, kwargs):
-            answers = _folded(queries, keys, values, mask.folded, kwargs.get("scaling"))
+        is_folded = mask.folded is not None and _is_foldable(queries, keys, mask.folded, kwargs)
+        if is_folded:
+            answers.append(_folded(queries, keys, values, mask.folded, kwargs.get("scaling")))
         else:
-            answers = own(module, queries, keys, values, mask.bundles, **kwargs)[0]
-        out = torch.cat([out, rows.bundles.collected(answers)])
-    return out[None]
+            answers.append(own(module, queries, keys, values, mask.bundles, **kwargs)[0])
+
+    def joined(of_prompts: Tensor, *of_bundles: Tensor) -> Tensor:
+        spread = (_unfolded(x, heads) if is_folded else x for x in of_bundles)
+        return torch.cat([rows.prompts.collected(of_prompts), *map(rows.bundles.collected, spread)])
+
+    return with_origin(joined(*answers), joined, *answers)[None]
 
 
 for _layout, _name in product((SHARED, UNPADDED), _MASKS):

@@ -1,7 +1,8 @@
 """Norms and gated layers that keep nothing but their inputs for the backward pass.
 
 What a fused kernel would never write to memory (the normalised values, the activated gate, its product) is
-computed again when its gradient is due; no matrix product is. Any device, with adapters or without.
+computed again when its gradient is due; no matrix product is. Linear layers keep what their input is made of
+in its place (`origins`). Any device, with adapters or without.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from lit_rl.models.origins import keep_origins_, with_origin
 
 _GATED = ("gate_proj", "up_proj", "down_proj", "act_fn")
 
@@ -22,13 +25,15 @@ def fuse_(model: nn.Module) -> int:
         model: a Hugging Face causal language model, or a PEFT model around one.
 
     Returns:
-        How many layers were switched.
+        How many norms and gated layers were switched.
     """
     switched = 0
     for layer, forward in _known(model):
         if _is_same(layer, forward):
             layer.forward = MethodType(forward, layer)
             switched += 1
+    if switched:
+        keep_origins_(model)
     return switched
 
 
@@ -41,7 +46,8 @@ def _known(model: nn.Module) -> Iterator[tuple[nn.Module, Callable]]:
 
 
 def _norm(self: nn.Module, hidden: Tensor) -> Tensor:
-    return _recomputed(MethodType(type(self).forward, self), hidden)
+    forward = MethodType(type(self).forward, self)
+    return with_origin(_recomputed(forward, hidden), forward, hidden)
 
 
 def _gated(self: Any, hidden: Tensor) -> Tensor:

@@ -27,8 +27,9 @@ class Kernels:
             architecture does not allow it, its rows are computed one by one, and a line says so.
         use_remove_padding: instead of that, compute the rows of a micro-batch one after another, without
             padding, each with its own prompt. Source: verl.
-        use_fused_kernels: norms and gated layers keep only their inputs for the backward pass, as if each was
-            one kernel; log-probabilities and entropy always do. Source: verl.
+        use_fused_kernels: norms and gated layers keep only their inputs for the backward pass, and linear
+            layers behind norms and attention nothing of their own, as if each was one kernel with what is
+            before it; log-probabilities and entropy always do. Source: verl.
         impl_backend: "torch", on any device. Liger's kernels are what there is in Triton: `use_liger_kernel`.
         use_liger_kernel: Liger's fused norms, rotary embeddings and gated layers; a GPU and the package
             liger-kernel.

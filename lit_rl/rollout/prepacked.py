@@ -25,14 +25,17 @@ def prepacked(model: nn.Module) -> Iterator[None]:
     The weights must not change meanwhile. Results differ from the layers' own by rounding.
     """
     layers = [layer for layer in _large(model) if layer.weight.is_cpu and _serves(layer.weight.dtype)]
+    own = [layer.__dict__.get("forward") for layer in layers]
     try:
         for layer in layers:
             weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), _ROWS)
             layer.forward = partial(_product, weight, layer.bias)  # type: ignore[method-assign]
         yield
     finally:
-        for layer in layers:
+        for layer, forward in zip(layers, own, strict=True):
             layer.__dict__.pop("forward", None)
+            if forward is not None:
+                layer.forward = forward  # type: ignore[method-assign]
 
 
 def prepacked_bytes(model: nn.Module, dtype: torch.dtype) -> int:
@@ -46,7 +49,7 @@ def _large(model: nn.Module) -> list[nn.Linear]:
         layer
         for layer in model.modules()
         if type(layer) is nn.Linear
-        and "forward" not in layer.__dict__
+        and ("forward" not in layer.__dict__ or hasattr(layer.forward, "is_plain_without_gradient"))
         and type(layer.weight.data) is Tensor
         and layer.weight.numel() >= _LEAST_WEIGHTS
     ]

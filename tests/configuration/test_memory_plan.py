@@ -33,6 +33,12 @@ FURTHER = {
     "two passes": ("algo=grpo", "algo.num_iterations=2"),
     "long completions": ("algo=grpo", "algo.sampling.max_completion_length=48"),
     "logits": (*CASES["averaged teacher"], "algo.distillation.distillation_mode=full_logits"),
+    "top entries": (
+        *CASES["averaged teacher"],
+        "algo.distillation.distillation_mode=topk_logits",
+        "algo.distillation.distillation_topk=20",
+    ),
+    "fused kernels": (*CASES["averaged teacher"], "model.kernels.use_fused_kernels=true"),
     "checkpointing": ("algo=grpo", "model.gradient_checkpointing=true"),
     "adapters": ("algo=grpo", "model.lora.lora_rank=4"),
     "rows by themselves": ("algo=grpo", "model.kernels.share_prefix=false"),

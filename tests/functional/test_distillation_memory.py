@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from lit_rl.functional import slices
 from lit_rl.functional.distillation import Source, divergence, token_gaps, topk_divergence
 from lit_rl.functional.logps import Head, at_targets, entropy_of_logps, token_logps
 
@@ -78,6 +79,31 @@ def test_the_peak_is_a_few_chunks_of_logits_however_many_tokens_there_are(topk: 
     grown = many.peak - few.peak  # hidden states and results alone, a few numbers per token
     assert grown < 10 * HIDDEN * 28 * CHUNK < block
     assert many.peak < 20 * block
+
+
+def test_a_top_k_keeps_one_block_for_its_entries_and_the_sampled_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three at once: the teacher's, the student's logits, and their logarithms or the gradient."""
+    monkeypatch.setattr(slices, "_ELEMENTS", VOCABULARY)
+    tokens = 4 * CHUNK
+    student, head, (source, _), targets = parts(tokens)
+    head, sources = Head(head.weight.detach()), [source._replace(share=1.0)]
+    with Allocations() as allocations:
+        gaps = token_gaps(student, head, sources, targets, alpha=1.0, topk=50, add_tail=True)
+        (gaps.divergence.sum() + gaps.logps.sum()).backward()
+    assert student.grad is not None
+    assert 3 < allocations.peak / (tokens * VOCABULARY) < 3.5
+
+
+def test_the_gradient_of_a_head_can_be_added_to_in_place() -> None:
+    """Autograd does that to tensors that are no views."""
+    student, head, teacher, targets = parts(CHUNK)
+    seen: list[Tensor] = []
+    head.weight.register_hook(seen.append)
+    token_gaps(student, head, teacher, targets, alpha=1.0).divergence.sum().backward()
+    (gradient,) = seen
+    assert not gradient._is_view() and gradient.is_contiguous()
 
 
 def test_so_is_that_of_log_probabilities_with_an_entropy_to_look_at() -> None:

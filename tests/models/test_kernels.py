@@ -12,6 +12,7 @@ from lit_rl.models.kernels import Kernels
 from lit_rl.models.load import load_policy
 from lit_rl.models.lora import LoRA
 from lit_rl.models.offload import offload_activations_
+from lit_rl.models.origins import keep_origins_, with_origin
 from lit_rl.models.score import Rows, score
 from lit_rl.rollout.next_token import decoding
 
@@ -117,7 +118,9 @@ def saved_bytes(model: nn.Module, rows: Rows) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
-@pytest.mark.parametrize(("lora", "share"), [(None, 0.75), (LoRA(lora_rank=4, lora_dropout=0.5), 0.85)])
+@pytest.mark.parametrize(
+    ("lora", "share"), [(None, 0.65), (LoRA(lora_rank=4), 0.7), (LoRA(lora_rank=4, lora_dropout=0.5), 0.8)]
+)
 def test_fused_layers_give_the_same_gradients_and_keep_less(lora: LoRA | None, share: float) -> None:
     rows, sides = rows_of(*SIZES[0]), []
     for is_fused in (True, False):
@@ -133,6 +136,53 @@ def test_fused_layers_give_the_same_gradients_and_keep_less(lora: LoRA | None, s
         torch.testing.assert_close(ours, plain, rtol=1e-6, atol=1e-7)
     fused, plain = (saved_bytes(model, rows) for model in sides)
     assert fused < share * plain
+
+
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+@pytest.mark.parametrize("is_cast", [False, True])
+def test_so_do_they_under_autocast_and_checkpointing(is_cast: bool, is_checkpointed: bool) -> None:
+    rows, found = rows_of(*SIZES[0]), []
+    for is_fused in (True, False):
+        kernels = Kernels(use_fused_kernels=is_fused)
+        model = load_policy(kernels=kernels, gradient_checkpointing=is_checkpointed)
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_cast):
+            found.append((*scored(model, rows), saved_bytes(model, rows)))
+    for ours, plain in zip(found[0][:2], found[1][:2], strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-6, atol=1e-7)
+    assert found[0][2] <= (1.0 if is_checkpointed else 0.65) * found[1][2]
+
+
+def test_linear_layers_keep_what_their_inputs_are_made_of() -> None:
+    """A norm's input and the results of attention; prompts without what stands beside them."""
+    model, rows = load_policy(kernels=Kernels(use_fused_kernels=True)), rows_of(*SIZES[0])
+    width, tokens = model.config.hidden_size, 2 * 10 + int((rows.completion_len - 1).sum())
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        return kept.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        score(model, rows)
+    numbers = [tensor.untyped_storage().nbytes() // tensor.element_size() for tensor in kept.values()]
+    assert numbers.count(width * tokens) == 2 * model.config.num_hidden_layers + 1  # inputs of norms
+
+
+def test_a_value_that_is_computed_again_is_computed_once_for_all_its_readers() -> None:
+    calls = []
+
+    def doubled(source: Tensor) -> Tensor:
+        calls.append(source)
+        return 2 * source
+
+    readers, source = nn.ModuleList(nn.Linear(3, 3) for _ in range(3)), torch.ones(2, 3, requires_grad=True)
+    keep_origins_(readers)
+    for step in (1, 2):
+        value = with_origin(2 * source, doubled, source)
+        loss = sum(reader(value[None]).sum() for reader in readers) + readers[0](value[:1]).sum()
+        torch.autograd.backward(loss)
+        assert len(calls) == step
+    weight = readers[0].weight
+    assert weight.grad is not None and weight.grad.eq(2 * (2 * 2 + 2)).all()
 
 
 def scored_with_noise(model: nn.Module, rows: Rows) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from lit_rl.batch import RolloutBatch
+from lit_rl.models.origins import keep_origins_
 from lit_rl.rollout import hf
 from lit_rl.rollout import prepacked as module
 from lit_rl.rollout.prepacked import prepacked, prepacked_bytes
@@ -53,6 +54,19 @@ def test_only_large_layers_of_the_plain_kind_change_and_all_are_as_before_afterw
         assert layers[4].forward is own
         raise KeyError
     assert [name for name, layer in enumerate(layers) if "forward" in layer.__dict__] == [4]
+
+
+def test_so_do_layers_that_differ_in_what_they_keep_for_gradients() -> None:
+    layers = net()
+    keep_origins_(layers)
+    own = [layer.forward for layer in layers]
+    with prepacked(layers):
+        assert [layer.forward == forward for layer, forward in zip(layers, own, strict=True)] == [
+            False,
+            False,
+            True,
+        ]
+    assert [layer.forward for layer in layers] == own
 
 
 def test_nothing_changes_where_onednn_is_off() -> None:
