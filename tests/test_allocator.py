@@ -12,17 +12,19 @@ from lit_rl.allocator import keep_freed_memory
 
 if {keeps}:
     keep_freed_memory()
-for _ in range(3):
-    block = torch.ones(2**24)
+for _ in range(12):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    del block
     block = torch.ones(2**24)
+    del block
     print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
 def faults(*, keeps: bool) -> int:
-    """Pages that the system had to bring when memory was freed and taken again, the least of three times."""
+    """Pages that the system had to bring when the same memory was taken and freed, the least of many times.
+
+    glibc may need some rounds until what it holds suffices.
+    """
     done = subprocess.run(
         [sys.executable, "-c", ROUNDS.format(keeps=keeps)], capture_output=True, text=True, check=True
     )
