@@ -120,13 +120,31 @@ def topk_divergence(
         (n,) float32 or better.
     """
     student, teacher = promoted(student_logps), promoted(teacher_logps)
-    support = top_entries(student, topk)
-    student, teacher = student.gather(-1, support), teacher.gather(-1, support)
+    support = top_ids(student, topk)
+    return divergence_of_entries(
+        student.gather(-1, support), teacher.gather(-1, support), alpha=alpha, add_tail=add_tail
+    )
+
+
+def divergence_of_entries(
+    student_logps: Tensor, teacher_logps: Tensor, *, alpha: float, add_tail: bool = False
+) -> Tensor:
+    """Divergence on some entries of the vocabulary, the same of student and teacher.
+
+    Args:
+        student_logps: (n, K) their log-probabilities, float32 or better.
+        teacher_logps: (n, K) likewise; taken without gradient.
+        alpha: as in `divergence`.
+        add_tail: as in `topk_divergence`.
+
+    Returns:
+        (n,) float32 or better.
+    """
     close = with_tail if add_tail else renormalized
-    return divergence(close(student), close(teacher), alpha=alpha)
+    return divergence(close(student_logps), close(teacher_logps.detach()), alpha=alpha)
 
 
-def top_entries(scores: Tensor, topk: int) -> Tensor:
+def top_ids(scores: Tensor, topk: int) -> Tensor:
     """(n, K) ids of the largest of (n, V) logits or log-probabilities, K at most V."""
     return scores.detach().topk(min(topk, scores.shape[-1]), dim=-1).indices
 
@@ -252,7 +270,6 @@ def token_gaps(
         entropy_gradient: as in `logps.token_logps`.
     """
     heads, shares = [source.head for source in teacher], [source.share for source in teacher]
-    close = with_tail if add_tail else renormalized
 
     def of_chunk(student_chunk: Tensor, targets_chunk: Tensor, *teacher_chunks: Tensor) -> TokenGaps:
         with torch.no_grad():
@@ -264,9 +281,10 @@ def token_gaps(
             logps = at_targets(ours, targets_chunk)
             entropy = entropy_of_logps(ours if entropy_gradient else ours.detach())
         else:
-            support = top_entries(scores, topk)
+            support = top_ids(scores, topk)
             ours, entropy = logps_and_entropy(scores, torch.cat([support, targets_chunk[:, None]], -1))
-            gap = divergence(close(ours[:, :-1]), close(theirs.gather(-1, support)), alpha=alpha)
+            theirs = theirs.gather(-1, support)
+            gap = divergence_of_entries(ours[:, :-1], theirs, alpha=alpha, add_tail=add_tail)
             logps = ours[:, -1]
         return TokenGaps(gap, logps, entropy if entropy_gradient else entropy.detach())
 

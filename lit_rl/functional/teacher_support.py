@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_rl.functional.distillation import TokenGaps, divergence, renormalized, with_tail
+from lit_rl.functional.distillation import TokenGaps, divergence_of_entries
 from lit_rl.functional.logps import Head, logits, logps_and_entropy, over_chunks, tempered
 
 
@@ -50,14 +50,12 @@ def support_gaps(
         chunk_tokens: >= 1. Positions whose logits exist at once.
         entropy_gradient: as in `logps.token_logps`.
     """
-    close = with_tail if add_tail else renormalized
 
     def of_chunk(hidden: Tensor, ids: Tensor, logps: Tensor, tokens: Tensor) -> TokenGaps:
         scores = tempered(logits(hidden, student_head), temperature)
         ours, entropy = logps_and_entropy(scores, torch.cat([ids, tokens[:, None]], -1))
-        with torch.no_grad():
-            theirs = close(logps.to(ours.dtype))
-        gap = divergence(close(ours[:, :-1]), theirs, alpha=alpha)
+        theirs = logps.to(ours.dtype)
+        gap = divergence_of_entries(ours[:, :-1], theirs, alpha=alpha, add_tail=add_tail)
         return TokenGaps(gap, ours[:, -1], entropy if entropy_gradient else entropy.detach())
 
     rows = (student_hidden, teacher.ids, teacher.logps, targets)

@@ -283,9 +283,8 @@ def floor_flops(shape: Shape, counts: dict[str, int], model: Any) -> float:
         seen = prompts * length * (length + 1) / 2 + rows * own * (length + (own + 1) / 2)
         return 2 * body * (prompt_tokens + rows * own) + 2 * head * written + 4 * width * seen
 
-    flops = 4 * forward(
-        shape.prompts, counts["prompt_tokens"] / shape.generations
-    )  # written, then trained on
+    once = forward(shape.prompts, counts["prompt_tokens"] / shape.generations)
+    flops = 4 * once  # written; forward and backward, which counts twice
     if "teacher_contexts" in counts:
         flops += forward(counts["teacher_contexts"], counts["teacher_context_tokens"])
     return flops
